@@ -1,0 +1,51 @@
+"""What a stage is told about where it runs, so that it never asks who started it."""
+
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Job:
+    """One rank's view of its job. Filled in by `slurm.job` from Slurm, torchrun or for one local process.
+
+    A stage polls `stop_requested` between steps. Ranks may see a signal at different moments, so the ranks of a stage
+    agree on it (`stages.trainer.device.any_rank`) before they act.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    node: str = "localhost"
+    rendezvous: Path | None = None
+    """A file that rank 0 creates with the host and port of its store; None when there is one rank."""
+    interface: str | None = None
+    """The network interface for gloo, for sites where host names do not resolve to a routable address."""
+    cpus: int = 1
+    """Cores that this rank may use."""
+    job_id: str = "local"
+    restarts: int = 0
+    """How often the scheduler has started this same job again."""
+    ends_at: float | None = None
+    """Unix time at which the allocation ends; None when nothing ends it."""
+    stop: threading.Event = field(default_factory=threading.Event)
+    """Set by the signal handlers: commit at the next step boundary and return."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, the one that writes the files of which there is only one."""
+        return self.rank == 0
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether a signal has asked the stage to commit and end."""
+        return self.stop.is_set()
+
+    def seconds_left(self) -> float:
+        """Seconds to the end of the allocation, infinity when nothing ends it."""
+        return float("inf") if self.ends_at is None else self.ends_at - time.time()
+
+
+class Stopped(Exception):
+    """A stage raises it after it has committed its progress because the job was asked to stop."""

@@ -1,0 +1,38 @@
+"""Which environment poses and grades the tasks."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from data.section import Section
+
+
+class ArithmeticConfig(Section):
+    """Left-to-right arithmetic modulo a number, `7+5*3-2:` -> `7+5=2;2*3=6;6-2=4>4` (`environments.arithmetic`)."""
+
+    name: Literal["arithmetic"] = "arithmetic"
+    modulus: int = Field(10, ge=2, le=100)
+    """Values live in 0..modulus-1."""
+    operators: tuple[int, ...] = (2, 3, 4)
+    """Numbers of operators in the tasks that are trained on."""
+    harder_operators: tuple[int, ...] = (5, 6)
+    """Numbers of operators in the generalisation tasks, never trained on."""
+    misread_rate: float = Field(0.7, ge=0, le=1)
+    """Share of demonstrations written by an annotator who reads * as +; the verifier is never fooled."""
+    space_rate: float = Field(0.1, ge=0, le=1)
+    """Share of prompts with random spaces."""
+
+
+class RowsConfig(Section):
+    """Tasks from the user's own file: prompt, answer and an optional trace (`environments.rows`)."""
+
+    name: Literal["rows"] = "rows"
+    path: str = ""
+    """A .jsonl or .parquet file with the columns prompt and answer, and trace where there is one."""
+    harder_path: str = ""
+    """A file of harder tasks for the generalisation part of the evaluation; empty for none."""
+    grader: Literal["exact", "contains", "math"] = "exact"
+    """exact: the completion is the answer; contains: it has the answer in it; math: math-verify finds them equal."""
+
+
+EnvironmentConfig = Annotated[ArithmeticConfig | RowsConfig, Field(discriminator="name")]
