@@ -20,9 +20,8 @@ class RLConfig(Section):
     sampling: SamplingConfig = SamplingConfig()
     micro_batch_tokens: PositiveInt = 8192
     """Tokens of one forward pass on one rank."""
-    optimizer: OptimizerConfig = OptimizerConfig(
-        learning_rate=2e-4, warmup_steps=5, decay="constant", weight_decay=0.0
-    )
+    learning_rate: float = Field(2e-4, gt=0)
+    optimizer: OptimizerConfig = OptimizerConfig(warmup_steps=5, decay="constant", weight_decay=0.0)
     checkpoint: CheckpointConfig = CheckpointConfig(every_steps=5)
     activation_checkpointing: bool = False
 

@@ -28,9 +28,12 @@ class ModelConfig(Section):
 
 
 class OptimizerConfig(Section):
-    """AdamW (Loshchilov and Hutter 2019) with warm-up, a schedule, and clipping of the global gradient norm."""
+    """AdamW (Loshchilov and Hutter 2019) with warm-up, a schedule, and clipping of the global gradient norm.
 
-    learning_rate: float = Field(3e-4, gt=0)
+    The learning rate is not here but a field of the stage's section (`rl.learning_rate=3e-4`), and `Learner` takes it
+    as an argument of its own.
+    """
+
     warmup_steps: int = Field(30, ge=0)
     decay: str = Field("cosine", pattern="^(cosine|constant)$")
     """The schedule after warm-up; cosine falls to `final_share` of the learning rate at the last step."""
