@@ -8,6 +8,20 @@ from stages.rollout.config import SamplingConfig
 from stages.trainer.config import CheckpointConfig, OptimizerConfig
 
 
+class RLOptimizerConfig(OptimizerConfig):
+    """AdamW at a constant rate: the reward moves the target, so there is no end to decay towards."""
+
+    warmup_steps: int = Field(5, ge=0)
+    decay: str = Field("constant", pattern="^(cosine|constant)$")
+    weight_decay: float = Field(0.0, ge=0)
+
+
+class RLCheckpointConfig(CheckpointConfig):
+    """A step of reinforcement learning is long, so it is committed more often."""
+
+    every_steps: PositiveInt = 5
+
+
 class RLConfig(Section):
     """Reinforcement learning from the verifier's reward, synchronous mode."""
 
@@ -21,8 +35,8 @@ class RLConfig(Section):
     micro_batch_tokens: PositiveInt = 8192
     """Tokens of one forward pass on one rank."""
     learning_rate: float = Field(2e-4, gt=0)
-    optimizer: OptimizerConfig = OptimizerConfig(warmup_steps=5, decay="constant", weight_decay=0.0)
-    checkpoint: CheckpointConfig = CheckpointConfig(every_steps=5)
+    optimizer: RLOptimizerConfig = RLOptimizerConfig()
+    checkpoint: RLCheckpointConfig = RLCheckpointConfig()
     activation_checkpointing: bool = False
 
 

@@ -18,7 +18,7 @@ class SFTConfig(Section):
     """The context: a longer sequence is an error that names the row."""
     learning_rate: float = Field(3e-3, gt=0)
     optimizer: OptimizerConfig = OptimizerConfig()
-    checkpoint: CheckpointConfig = CheckpointConfig(every_steps=100)
+    checkpoint: CheckpointConfig = CheckpointConfig()
     validate_every_steps: PositiveInt = 100
     activation_checkpointing: bool = False
     """Recompute each layer in the backward pass: less memory for about a third more time."""

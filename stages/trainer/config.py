@@ -46,6 +46,6 @@ class OptimizerConfig(Section):
 class CheckpointConfig(Section):
     """How often progress is committed."""
 
-    every_steps: PositiveInt = 50
+    every_steps: PositiveInt = 100
     keep: PositiveInt = 2
     """How many committed steps stay on disk."""
