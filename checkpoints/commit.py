@@ -1,7 +1,7 @@
 """Existence means complete: a file is written aside, fsynced and renamed, so no reader ever sees half of one."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -9,7 +9,7 @@ ASIDE = ".writing"
 
 
 @contextmanager
-def commit(path: Path) -> Iterator[Path]:
+def commit(path: Path) -> Generator[Path]:
     """Yield a temporary path beside `path`; when the block ends well, fsync it and rename it to `path`.
 
     When the block raises, the temporary file is removed and `path` is as it was. A killed process leaves a

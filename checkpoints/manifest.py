@@ -29,7 +29,7 @@ class File(BaseModel):
 
 
 class Provenance(BaseModel):
-    """What is known of a result before it exists. `slurm` writes it as attempt.json when it opens the attempt folder."""
+    """What is known of a result before it exists. `slurm` writes it as attempt.json in a new attempt folder."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     stage: str

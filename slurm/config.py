@@ -15,7 +15,7 @@ class ResourcesConfig(Section):
     """Ranks on a node, one a card."""
     cpus_per_task: PositiveInt | None = None
     """Cores a rank; None takes Slurm's default, or an equal share of this machine."""
-    gpus_per_node: int = Field(0, ge=0)
+    gpus_per_node: int = Field(default=0, ge=0)
     minutes: PositiveInt = 240
     partition: str | None = None
 

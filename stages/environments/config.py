@@ -11,15 +11,15 @@ class ArithmeticConfig(Section):
     """Left-to-right arithmetic modulo a number, `7+5*3-2:` -> `7+5=2;2*3=6;6-2=4>4` (`environments.arithmetic`)."""
 
     name: Literal["arithmetic"] = "arithmetic"
-    modulus: int = Field(10, ge=2, le=100)
+    modulus: int = Field(default=10, ge=2, le=100)
     """Values live in 0..modulus-1."""
     operators: tuple[int, ...] = (2, 3, 4)
     """Numbers of operators in the tasks that are trained on."""
     harder_operators: tuple[int, ...] = (5, 6)
     """Numbers of operators in the generalisation tasks, never trained on."""
-    misread_rate: float = Field(0.7, ge=0, le=1)
+    misread_rate: float = Field(default=0.7, ge=0, le=1)
     """Share of demonstrations written by an annotator who reads * as +; the verifier is never fooled."""
-    space_rate: float = Field(0.1, ge=0, le=1)
+    space_rate: float = Field(default=0.1, ge=0, le=1)
     """Share of prompts with random spaces."""
 
 

@@ -20,12 +20,12 @@ class EvaluateConfig(Section):
     """Samples for sampled success and pass@k."""
     num_sampled_prompts: PositiveInt = 128
     pass_at: tuple[int, ...] = (1, 2, 4, 8)
-    action_noise: float = Field(0.02, ge=0, le=1)
+    action_noise: float = Field(default=0.02, ge=0, le=1)
     """Chance that a sampled token is replaced by a random one, in the robustness part."""
     sampling: SamplingConfig = SamplingConfig()
     """`temperature` is that of the sampled part; greedy parts use 0."""
     bootstrap_resamples: PositiveInt = 2000
-    confidence: float = Field(0.95, gt=0, lt=1)
+    confidence: float = Field(default=0.95, gt=0, lt=1)
 
 
 class StageConfig(Section):

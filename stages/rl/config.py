@@ -11,9 +11,9 @@ from stages.trainer.config import CheckpointConfig, OptimizerConfig
 class RLOptimizerConfig(OptimizerConfig):
     """AdamW at a constant rate: the reward moves the target, so there is no end to decay towards."""
 
-    warmup_steps: int = Field(5, ge=0)
-    decay: str = Field("constant", pattern="^(cosine|constant)$")
-    weight_decay: float = Field(0.0, ge=0)
+    warmup_steps: int = Field(default=5, ge=0)
+    decay: str = Field(default="constant", pattern="^(cosine|constant)$")
+    weight_decay: float = Field(default=0.0, ge=0)
 
 
 class RLCheckpointConfig(CheckpointConfig):
@@ -34,7 +34,7 @@ class RLConfig(Section):
     sampling: SamplingConfig = SamplingConfig()
     micro_batch_tokens: PositiveInt = 8192
     """Tokens of one forward pass on one rank."""
-    learning_rate: float = Field(2e-4, gt=0)
+    learning_rate: float = Field(default=2e-4, gt=0)
     optimizer: RLOptimizerConfig = RLOptimizerConfig()
     checkpoint: RLCheckpointConfig = RLCheckpointConfig()
     activation_checkpointing: bool = False

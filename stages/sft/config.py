@@ -16,7 +16,7 @@ class SFTConfig(Section):
     """Tokens of one forward pass on one rank; a step takes as many passes as it needs (gradient accumulation)."""
     max_tokens: PositiveInt = 256
     """The context: a longer sequence is an error that names the row."""
-    learning_rate: float = Field(3e-3, gt=0)
+    learning_rate: float = Field(default=3e-3, gt=0)
     optimizer: OptimizerConfig = OptimizerConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     validate_every_steps: PositiveInt = 100

@@ -16,11 +16,11 @@ class SynthConfig(Section):
     block_tasks: PositiveInt = 2_000
     """Tasks of one block: the unit of work, and of restart."""
     shard_rows: PositiveInt = 10_000
-    near_duplicate_similarity: float = Field(0.95, gt=0, le=1)
+    near_duplicate_similarity: float = Field(default=0.95, gt=0, le=1)
     """Prompts of at least this Jaccard similarity of character shingles count as one; 1 keeps all but exact ones."""
-    validation_share: float = Field(0.02, ge=0, lt=1)
-    evaluation_share: float = Field(0.05, gt=0, lt=1)
-    harder_tasks: int = Field(512, ge=0)
+    validation_share: float = Field(default=0.02, ge=0, lt=1)
+    evaluation_share: float = Field(default=0.05, gt=0, lt=1)
+    harder_tasks: int = Field(default=512, ge=0)
     """Tasks for the generalisation part of the evaluation."""
 
 

@@ -4,11 +4,10 @@ Training brings `PackedContext` (sequences side by side, attention inside each),
 (`stages.rollout.cache`). The models stay those of transformers, so every architecture there works.
 """
 
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
-import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 
 NAME = "qianka"
 
@@ -35,7 +34,7 @@ def _attention(
     **_: Any,
 ) -> tuple[Tensor, None]:
     assert attention_mask is None, "the context decides what is seen"
-    return context.attend(module.layer_idx, query, key, value, scaling), None
+    return context.attend(cast(int, module.layer_idx), query, key, value, scaling), None
 
 
 AttentionInterface.register(NAME, _attention)

@@ -34,13 +34,13 @@ class OptimizerConfig(Section):
     as an argument of its own.
     """
 
-    warmup_steps: int = Field(30, ge=0)
-    decay: str = Field("cosine", pattern="^(cosine|constant)$")
+    warmup_steps: int = Field(default=30, ge=0)
+    decay: str = Field(default="cosine", pattern="^(cosine|constant)$")
     """The schedule after warm-up; cosine falls to `final_share` of the learning rate at the last step."""
-    final_share: float = Field(0.1, ge=0, le=1)
-    weight_decay: float = Field(0.01, ge=0)
+    final_share: float = Field(default=0.1, ge=0, le=1)
+    weight_decay: float = Field(default=0.01, ge=0)
     betas: tuple[float, float] = (0.9, 0.95)
-    max_gradient_norm: float = Field(1.0, gt=0)
+    max_gradient_norm: float = Field(default=1.0, gt=0)
 
 
 class CheckpointConfig(Section):

@@ -1,0 +1,60 @@
+# The commands of the README. Every one makes .venv first when it is not there; a second call installs nothing.
+#   make run      the default pipeline on this machine, under runs/demo
+#   make test     all tests; as root on Debian also those that need a real Slurm cluster
+#   make check    formatting, types, import rules, configs
+#   make bench    the figures of benchmarks/; ONLY=name for one
+#   make clean    remove .venv and caches; runs/ stays
+# PYTHON=/path/to/python3 chooses the interpreter of a new .venv.
+
+BIN := .venv/bin
+CANDIDATES := $(or $(PYTHON),python3 python3.13 python3.12 python3.11)
+ONLY ?=
+
+.PHONY: run test check bench clean cluster-up cluster-down
+
+run: .venv/cpu
+	$(BIN)/qianka run workflow/configs/demo.yaml slurm.executor=local
+
+test: .venv/dev
+	@if bash tests/cluster/cluster.sh possible; \
+	then bash tests/cluster/cluster.sh with $(BIN)/python -m pytest; \
+	else $(BIN)/python -m pytest; fi
+
+check: .venv/dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/snakefmt --check Snakefile workflow/rules
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
+	$(BIN)/qianka schema --check
+	$(BIN)/python -m pytest --quiet tests/house
+
+bench: .venv/dev
+	$(BIN)/python -m benchmarks $(ONLY)
+
+cluster-up:
+	bash tests/cluster/cluster.sh up
+
+cluster-down:
+	bash tests/cluster/cluster.sh down
+
+clean:
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -not -path './runs/*' -prune -exec rm -rf {} +
+
+# The stamps say which set of packages .venv has; a changed pyproject.toml installs again.
+.venv/cpu: pyproject.toml | .venv/bin/python
+	$(BIN)/python -m pip install --quiet --editable '.[cpu]'
+	touch $@
+
+.venv/dev: pyproject.toml | .venv/bin/python
+	$(BIN)/python -m pip install --quiet --editable '.[cpu,dev]'
+	touch .venv/cpu $@
+
+.venv/bin/python:
+	@for python in $(CANDIDATES); do \
+	  if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
+	  then echo "making .venv with $$python"; $$python -m venv .venv && exit 0; rm -rf .venv; exit 1; fi; \
+	done; \
+	echo "Qianka needs Python 3.11 or newer, and none of these is: $(CANDIDATES)." >&2; \
+	echo "Install one, or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3" >&2; exit 1
