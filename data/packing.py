@@ -1,0 +1,72 @@
+"""Sequences side by side without padding, and how they are shared out to ranks and forward passes."""
+
+import heapq
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Tokens = Sequence[int] | npt.NDArray[np.integer]
+
+
+class Packed(NamedTuple):
+    """Sequences laid end to end, T tokens in all."""
+
+    tokens: npt.NDArray[np.int64]
+    """[T]"""
+    positions: npt.NDArray[np.int64]
+    """[T], each sequence from 0."""
+    lengths: npt.NDArray[np.int64]
+    """[sequences], their sum is T."""
+    learn: npt.NDArray[np.bool_]
+    """[T], true on the tokens whose prediction is trained: those of the completions."""
+
+
+def pack(sequences: Sequence[tuple[Tokens, Tokens]]) -> Packed:
+    """Lay (prompt, completion) pairs side by side, in their order; completion tokens are learned.
+
+    No sequences at all give one token from which nothing is learned, so that a rank without work can take part in a
+    forward pass with the others.
+    """
+    assert all(len(prompt) > 0 for prompt, _ in sequences), "the first token of a sequence has nothing to predict it"
+    if not sequences:
+        zero = np.zeros(1, np.int64)
+        return Packed(zero, zero, np.ones(1, np.int64), np.zeros(1, np.bool_))
+    parts = [part for sequence in sequences for part in sequence]
+    sizes = np.array([len(part) for part in parts], np.int64)
+    lengths = sizes[0::2] + sizes[1::2]
+    return Packed(
+        tokens=np.concatenate([np.asarray(part, np.int64) for part in parts]),
+        positions=np.concatenate([np.arange(length, dtype=np.int64) for length in lengths]),
+        lengths=lengths,
+        learn=np.repeat(np.tile([False, True], len(sequences)), sizes),
+    )
+
+
+def balanced_parts(lengths: Sequence[int], num_parts: int) -> list[list[int]]:
+    """Share out the sequences 0, 1, ... so that the parts have about equal tokens. Deterministic.
+
+    The longest goes first, each to the part that has the fewest tokens so far (Graham 1969, longest processing time
+    first: at most 4/3 of the best split). Each part is in ascending order; with few sequences some parts are empty.
+    """
+    parts: list[list[int]] = [[] for _ in range(num_parts)]
+    loads = [(0, part) for part in range(num_parts)]
+    for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
+        load, part = heapq.heappop(loads)
+        parts[part].append(index)
+        heapq.heappush(loads, (load + int(lengths[index]), part))
+    return [sorted(part) for part in parts]
+
+
+def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Split the sequences 0, 1, ... into balanced batches of at most `max_tokens` tokens; a longer one is alone.
+
+    As many batches as the tokens need, or a few more where the lengths do not fit; none for no sequences.
+    """
+    needed = -(-sum(int(length) for length in lengths) // max_tokens)
+    for count in range(needed, len(lengths) + 1):
+        parts = balanced_parts(lengths, count)
+        if all(sum(int(lengths[index]) for index in part) <= max_tokens or len(part) == 1 for part in parts):
+            return [part for part in parts if part]
+    return [[index] for index in range(len(lengths))]
