@@ -44,10 +44,12 @@ clean:
 
 # The stamps say which set of packages .venv has; a changed pyproject.toml installs again.
 .venv/cpu: pyproject.toml | .venv/bin/python
+	@echo "installing the packages of a run into .venv (a few minutes the first time)"
 	$(BIN)/python -m pip install --quiet --editable '.[cpu]'
 	touch $@
 
 .venv/dev: pyproject.toml | .venv/bin/python
+	@echo "installing the packages of a run, the checks and the tests into .venv (a few minutes the first time)"
 	$(BIN)/python -m pip install --quiet --editable '.[cpu,dev]'
 	touch .venv/cpu $@
 
