@@ -1,0 +1,13 @@
+"""From the config to the environment."""
+
+from stages.environments.arithmetic import Arithmetic
+from stages.environments.base import BaseEnvironment
+from stages.environments.config import ArithmeticConfig, EnvironmentConfig
+from stages.environments.rows import Rows
+
+
+def make(config: EnvironmentConfig) -> BaseEnvironment:
+    """The environment that the config names. ValueError when it cannot be made from it."""
+    if isinstance(config, ArithmeticConfig):
+        return Arithmetic(config)
+    return Rows(config)
