@@ -44,7 +44,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
         raise ValueError(
             f"{folder}: {type(tokenizer).__name__} is not a tokenizer of the tokenizers library; convert it"
         )
-    if tokenizer.eos_token_id is None:
+    if not isinstance(tokenizer.eos_token_id, int):
         raise ValueError(f"{folder}: the tokenizer has no eos_token; name it in tokenizer_config.json")
     # A tokenizer.json may carry the truncation and padding that its authors trained with.
     tokenizer.backend_tokenizer.no_truncation()
@@ -62,7 +62,7 @@ def encode_prompt(tokenizer: PreTrainedTokenizerFast, prompt: str) -> list[int]:
         text = tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
         ids = _encode(tokenizer, str(text))
     else:
-        start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+        start = [tokenizer.bos_token_id] if isinstance(tokenizer.bos_token_id, int) else []
         ids = start + _encode(tokenizer, prompt)
     if not ids:
         raise ValueError("an empty prompt, and the tokenizer has no start token to put in its place")
@@ -71,7 +71,13 @@ def encode_prompt(tokenizer: PreTrainedTokenizerFast, prompt: str) -> list[int]:
 
 def encode_completion(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
     """Ids of a completion with the end token. Raises ValueError for a character that the tokenizer does not know."""
-    return [*_encode(tokenizer, text), tokenizer.eos_token_id]
+    return [*_encode(tokenizer, text), end_token(tokenizer)]
+
+
+def end_token(tokenizer: PreTrainedTokenizerFast) -> int:
+    """Id of the token that ends every completion."""
+    assert isinstance(tokenizer.eos_token_id, int)
+    return tokenizer.eos_token_id
 
 
 def decode(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> str:

@@ -44,3 +44,10 @@ def hidden_states(model: PreTrainedModel, tokens: Tensor, positions: Tensor, con
     """Last hidden states [batch, tokens, width] of `tokens` and `positions` [batch, tokens] under `context`."""
     body = model.get_decoder()
     return body(input_ids=tokens, position_ids=positions, use_cache=False, context=context).last_hidden_state
+
+
+def logits(model: PreTrainedModel, hidden: Tensor) -> Tensor:
+    """Logits [..., vocabulary] of last hidden states [..., width]."""
+    head = model.get_output_embeddings()
+    assert head is not None, "a causal language model has output embeddings"
+    return head(hidden)

@@ -1,0 +1,118 @@
+"""Where a rank computes, and how the ranks of a job find each other and agree."""
+
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch.distributed import HashStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+from data.job import Job
+
+START_SECONDS = 600.0
+"""How long the ranks wait for each other at the start."""
+
+
+def device_of(job: Job) -> torch.device:
+    """The rank's card where there are any (MetaX cards also answer to `cuda`), else the CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", job.local_rank % torch.cuda.device_count())
+    return torch.device("cpu")
+
+
+@contextmanager
+def distributed(job: Job) -> Generator[torch.device, None, None]:
+    """Join the job's ranks for the length of the block: nccl on cards, gloo on CPUs. Yields the rank's device."""
+    device = device_of(job)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(job.cpus)
+        torch.use_deterministic_algorithms(True)
+    if job.interface is not None:
+        os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = job.interface
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    store = HashStore() if job.world_size == 1 else _meet(job)
+    dist.init_process_group(backend, store=store, rank=job.rank, world_size=job.world_size)
+    try:
+        yield device
+    finally:
+        dist.destroy_process_group()
+
+
+def any_rank(flag: bool) -> bool:
+    """Whether `flag` is true on any rank. All ranks call it."""
+    return largest(int(flag)) == 1
+
+
+def largest(value: int) -> int:
+    """The largest `value` of all ranks. All ranks call it."""
+    tensor = torch.tensor([value])
+    dist.all_reduce(tensor, dist.ReduceOp.MAX)
+    return int(tensor.item())
+
+
+def total(*values: float) -> list[float]:
+    """The sums over all ranks, one for each of `values`, in double precision. All ranks call it."""
+    tensor = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(tensor)
+    return [float(value) for value in tensor]
+
+
+def _meet(job: Job) -> Store:
+    """A store that all ranks reach. Rank 0 binds a free port first and then announces it, so no port is ever guessed.
+
+    The announcement carries a token that is also in the store: a rank that reads the announcement of an earlier start,
+    or reaches the port of another job, does not find its token and looks again.
+    """
+    assert job.rendezvous is not None, "a job of several ranks has a rendezvous file"
+    timeout = timedelta(seconds=START_SECONDS)
+    if job.is_first:
+        token = secrets.token_hex(16)
+        host = _address(job)
+        store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timeout)
+        store.set("token", token)
+        _announce(job.rendezvous, {"host": host, "port": store.port, "token": token})
+        return store
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        store = _reach(job.rendezvous)
+        if store is not None:
+            store.set_timeout(timeout)
+            return store
+        time.sleep(0.05)
+    raise TimeoutError(f"rank {job.rank} on {job.node}: rank 0 did not announce itself in {job.rendezvous}")
+
+
+def _reach(rendezvous: Path) -> TCPStore | None:
+    try:
+        seen = json.loads(rendezvous.read_text())
+        store = TCPStore(seen["host"], seen["port"], is_master=False, timeout=timedelta(seconds=5))
+        return store if store.check(["token"]) and store.get("token").decode() == seen["token"] else None
+    except (FileNotFoundError, dist.DistNetworkError, dist.DistStoreError):
+        return None
+
+
+def _announce(rendezvous: Path, record: dict[str, str | int]) -> None:
+    rendezvous.parent.mkdir(parents=True, exist_ok=True)
+    aside = rendezvous.with_name(f"{rendezvous.name}.{os.getpid()}")
+    aside.touch(mode=0o600)
+    aside.write_text(json.dumps(record))
+    aside.replace(rendezvous)
+
+
+def _address(job: Job) -> str:
+    if job.interface is None:
+        return job.node
+    found = [a.address for a in psutil.net_if_addrs().get(job.interface, []) if a.family == socket.AF_INET]
+    if not found:
+        raise ValueError(f"slurm.interface: {job.node} has no interface {job.interface!r} with an IPv4 address")
+    return found[0]

@@ -1,0 +1,120 @@
+"""The policy: a transformers causal language model that gives log-probabilities of packed completions.
+
+Also its optional value head. Knows nothing about text, devices' number, or what the log-probabilities are for.
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from data.packing import Packed
+from stages.trainer.architecture import random_model
+from stages.trainer.attention import NAME, hidden_states, logits
+from stages.trainer.config import ModelConfig
+from stages.trainer.packed import PackedContext
+
+
+class TokenOutputs(NamedTuple):
+    """What the policy says of the K learned tokens, flat in the order of the packed sequences.
+
+    A tuple, so that FSDP finds the tensors in it.
+    """
+
+    logprobs: Tensor
+    """[K] log-probability of each learned token, of the tempered distribution."""
+    entropy: Tensor | None
+    """[K] entropy of the distribution from which the token is drawn, in nats."""
+    values: Tensor | None
+    """[K] value of the state before each learned token."""
+
+
+class Policy(nn.Module):
+    """A causal language model and, for algorithms with a critic, a value head on its last hidden states."""
+
+    def __init__(self, model: PreTrainedModel, *, value_head: bool = False) -> None:
+        """Take over `model`, which must have been made for `attention.NAME`. The value head starts at zero."""
+        super().__init__()
+        self.model = model
+        self.value_head = nn.Linear(model.config.hidden_size, 1) if value_head else None
+        if self.value_head is not None:
+            nn.init.zeros_(self.value_head.weight)
+            nn.init.zeros_(self.value_head.bias)
+        for module in self.modules():
+            # The policy that is trained is the one that is sampled from, so no part of it may be random.
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+
+    def forward(
+        self, packed: Packed, *, entropy: bool = False, values: bool = False, temperature: float = 1.0
+    ) -> TokenOutputs:
+        """Log-probabilities, and on request entropies and values, of the tokens that `packed` marks to learn.
+
+        Logits exist only at the positions before learned tokens, so memory grows with K times the vocabulary.
+        """
+        assert temperature > 0, "a greedy policy has no log-probabilities"
+        device = next(self.parameters()).device
+        tokens = torch.from_numpy(packed.tokens).to(device)
+        positions = torch.from_numpy(packed.positions).to(device)
+        learned = torch.from_numpy(packed.learn.nonzero()[0]).to(device)
+        context = PackedContext(packed.lengths, device)
+        hidden = hidden_states(self.model, tokens[None], positions[None], context)[0].index_select(0, learned - 1)
+        logarithms = (logits(self.model, hidden).float() / temperature).log_softmax(-1)
+        return TokenOutputs(
+            logprobs=logarithms.gather(-1, tokens[learned, None])[:, 0],
+            entropy=-(logarithms.exp() * logarithms).sum(-1) if entropy else None,
+            values=self._values(hidden) if values else None,
+        )
+
+    def _values(self, hidden: Tensor) -> Tensor:
+        assert self.value_head is not None, "values need a policy with a value head"
+        return self.value_head(hidden)[:, 0].float()
+
+
+def load_policy(model: ModelConfig | Path, seed: int, *, value_head: bool = False) -> Policy:
+    """The policy of a Hugging Face folder, or with random weights of `model.architecture` that `seed` decides.
+
+    Weights are float32 on the CPU. Raises ValueError when the folder is no model that Qianka can train.
+    """
+    folder = model if isinstance(model, Path) else Path(model.folder) if model.folder else None
+    if folder is None:
+        assert isinstance(model, ModelConfig)
+        return Policy(random_model(model.architecture, seed), value_head=value_head)
+    return Policy(_folder_model(folder), value_head=value_head)
+
+
+def _folder_model(folder: Path) -> PreTrainedModel:
+    if not folder.is_dir():
+        raise ValueError(f"model.folder: {folder} does not exist; give a Hugging Face folder, or leave it empty")
+    if not (folder / "config.json").exists():
+        raise ValueError(f"model.folder: {folder} has no config.json; give a folder as save_pretrained writes it")
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True, output_loading_info=True
+    )
+    model, loading = loaded
+    if loading["missing_keys"] or loading["mismatched_keys"]:
+        wrong = sorted(map(str, [*loading["missing_keys"], *loading["mismatched_keys"]]))
+        raise ValueError(f"model.folder: {folder} lacks weights of its config.json: {', '.join(wrong[:5])}")
+    _use_contexts(model, folder)
+    return model
+
+
+@torch.no_grad()
+def _use_contexts(model: PreTrainedModel, folder: Path) -> None:
+    """Hand the attention over to contexts, after a check that this architecture's logits do not change by it.
+
+    Some architectures cap or scale logits, or have attention sinks, which packed training would silently leave out.
+    """
+    model.eval()
+    tokens = torch.arange(8)
+    expected = model(tokens[None]).logits[0]
+    model.set_attn_implementation(NAME)
+    context = PackedContext(torch.tensor([8]).numpy(), tokens.device)
+    found = logits(model, hidden_states(model, tokens[None], tokens[None], context)[0])
+    if not torch.allclose(found, expected, rtol=1e-3, atol=1e-3):
+        raise ValueError(
+            f"model.folder: {folder}: packed attention changes the logits of a {model.config.model_type} model by "
+            f"{(found - expected).abs().max().item():.3g}; Qianka cannot train this architecture"
+        )
