@@ -6,6 +6,8 @@
 #   make clean    remove .venv and caches; runs/ stays
 # PYTHON=/path/to/python3 chooses the interpreter of a new .venv.
 
+# Scripts in .venv/bin are given to python, because their first line does not survive every folder name.
+PY := .venv/bin/python
 BIN := .venv/bin
 CANDIDATES := $(or $(PYTHON),python3 python3.13 python3.12 python3.11)
 ONLY ?=
@@ -13,24 +15,24 @@ ONLY ?=
 .PHONY: run test check bench clean cluster-up cluster-down
 
 run: .venv/cpu
-	$(BIN)/qianka run workflow/configs/demo.yaml slurm.executor=local
+	$(PY) $(BIN)/qianka run workflow/configs/demo.yaml slurm.executor=local
 
 test: .venv/dev
 	@if bash tests/cluster/cluster.sh possible; \
-	then bash tests/cluster/cluster.sh with $(BIN)/python -m pytest; \
-	else $(BIN)/python -m pytest; fi
+	then bash tests/cluster/cluster.sh with $(PY) -m pytest; \
+	else $(PY) -m pytest; fi
 
 check: .venv/dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/snakefmt --check Snakefile workflow/rules
-	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/lint-imports
-	$(BIN)/qianka schema --check
-	$(BIN)/python -m pytest --quiet tests/house
+	$(PY) -m snakefmt --check Snakefile workflow/rules
+	$(PY) -m pyright --pythonpath $(PY)
+	$(PY) $(BIN)/lint-imports
+	$(PY) $(BIN)/qianka schema --check
+	$(PY) -m pytest --quiet tests/house
 
 bench: .venv/dev
-	$(BIN)/python -m benchmarks $(ONLY)
+	$(PY) -m benchmarks $(ONLY)
 
 cluster-up:
 	bash tests/cluster/cluster.sh up
@@ -45,12 +47,12 @@ clean:
 # The stamps say which set of packages .venv has; a changed pyproject.toml installs again.
 .venv/cpu: pyproject.toml | .venv/bin/python
 	@echo "installing the packages of a run into .venv (a few minutes the first time)"
-	$(BIN)/python -m pip install --quiet --editable '.[cpu]'
+	$(PY) -m pip install --quiet --editable '.[cpu]'
 	touch $@
 
 .venv/dev: pyproject.toml | .venv/bin/python
 	@echo "installing the packages of a run, the checks and the tests into .venv (a few minutes the first time)"
-	$(BIN)/python -m pip install --quiet --editable '.[cpu,dev]'
+	$(PY) -m pip install --quiet --editable '.[cpu,dev]'
 	touch .venv/cpu $@
 
 .venv/bin/python:
