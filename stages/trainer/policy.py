@@ -8,13 +8,17 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import nll_loss
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
 
 from data.packing import Packed
 from stages.trainer.architecture import random_model
 from stages.trainer.attention import NAME, hidden_states, logits
 from stages.trainer.config import ModelConfig
 from stages.trainer.packed import PackedContext
+
+disable_progress_bar()  # transformers' own, in the log of every rank
 
 
 class TokenOutputs(NamedTuple):
@@ -63,14 +67,14 @@ class Policy(nn.Module):
         hidden = hidden_states(self.model, tokens[None], positions[None], context)[0].index_select(0, learned - 1)
         logarithms = (logits(self.model, hidden).float() / temperature).log_softmax(-1)
         return TokenOutputs(
-            logprobs=logarithms.gather(-1, tokens[learned, None])[:, 0],
+            logprobs=-nll_loss(logarithms, tokens[learned], reduction="none"),
             entropy=-(logarithms.exp() * logarithms).sum(-1) if entropy else None,
             values=self._values(hidden) if values else None,
         )
 
     def _values(self, hidden: Tensor) -> Tensor:
         assert self.value_head is not None, "values need a policy with a value head"
-        return self.value_head(hidden)[:, 0].float()
+        return self.value_head(hidden).float().sum(-1)  # over the one output
 
 
 def load_policy(model: ModelConfig | Path, seed: int, *, value_head: bool = False) -> Policy:

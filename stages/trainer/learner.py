@@ -1,0 +1,144 @@
+"""The learner: a policy in shards over the ranks (FSDP2), its optimizer, and their checkpoints."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedTokenizerFast
+
+from checkpoints import sharded
+from data.job import Job
+from stages.trainer.config import OptimizerConfig
+from stages.trainer.device import device_of
+from stages.trainer.export import write_model
+from stages.trainer.policy import Policy
+from stages.trainer.schedule import schedule
+
+
+class Learner:
+    """Trains a policy: `accumulate` the losses of a step, then `step`. All methods are called by all ranks."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        optimizer: OptimizerConfig,
+        learning_rate: float,
+        total_steps: int,
+        job: Job,
+        activation_checkpointing: bool = False,
+        keep: int = 2,
+    ) -> None:
+        self.policy = policy
+        self.config = optimizer
+        self.peak_learning_rate = learning_rate
+        self.total_steps = total_steps
+        self.world_size = job.world_size
+        self.keep = keep
+        self.steps_done = 0
+        if activation_checkpointing:
+            policy.train()  # transformers recomputes only then; a policy has no dropout that this could wake
+            policy.model.gradient_checkpointing_enable({"use_reentrant": False})
+        _shard(policy, job)
+        self.optimizer = _adamw(policy, optimizer)
+
+    @property
+    def learning_rate(self) -> float:
+        """Learning rate of the coming step."""
+        return self.peak_learning_rate * schedule(self.config, self.steps_done, self.total_steps)
+
+    def accumulate(self, loss: Tensor) -> None:
+        """Add the gradient of `loss`, a rank's part of a sum that is already divided by the count over all ranks."""
+        (loss * self.world_size).backward()  # FSDP takes the mean over the ranks
+
+    def step(self) -> float:
+        """Clip the gradient, move the weights, forget the gradient. Returns its norm before clipping."""
+        norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.max_gradient_norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.steps_done += 1
+        return float(_full(norm))
+
+    def save(self, folder: Path, step: int, state: dict[str, Any]) -> None:
+        """Commit weights, optimizer and the JSON value `state` as `folder`/step-<step>."""
+        state = {"caller": state, "optimizer_steps": self.steps_done}
+        sharded.save(folder, step, self._tensors(), state, self.keep)
+
+    def resume(self, folder: Path) -> tuple[int, dict[str, Any]] | None:
+        """Continue from the newest checkpoint in `folder`: its step and state. None when there is none.
+
+        Raises ValueError when a part of the checkpoint is missing.
+        """
+        path = sharded.latest(folder)
+        if path is None:
+            return None
+        self._make_optimizer_state()
+        step, state = sharded.load(path, self._tensors())
+        self.steps_done = state["optimizer_steps"]
+        return step, state["caller"]
+
+    def full_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The transformers model's weights, whole, by their Hugging Face names; tied ones once. One at a time."""
+        parameters = dict(self.policy.model.named_parameters())
+        tied = {name for name, _ in self.policy.model.named_parameters(remove_duplicate=False)} - parameters.keys()
+        for name, tensor in self.policy.model.state_dict().items():
+            if name not in tied:
+                yield name, _full(tensor.detach())
+
+    def export(self, tokenizer: PreTrainedTokenizerFast, folder: Path) -> list[Path]:
+        """Write the transformers model (without a value head) as a Hugging Face folder; see `export.write_model`."""
+        return write_model(self.policy.model, self.full_weights(), tokenizer, folder)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """All that a checkpoint holds, by name; loading fills these in place."""
+        tensors: dict[str, Tensor] = {}
+        for name, parameter in self.policy.named_parameters():
+            tensors[f"policy.{name}"] = parameter
+            for key, value in self.optimizer.state[parameter].items():
+                tensors[f"optimizer.{name}.{key}"] = value
+        return tensors
+
+    def _make_optimizer_state(self) -> None:
+        """Let the optimizer make its state, to be filled from a checkpoint: a step without gradient or rate."""
+        for parameter in self.policy.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.0
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def _shard(policy: Policy, job: Job) -> None:
+    """Each decoder layer is a unit of FSDP; embeddings, final norm and heads, which may be tied, are one more."""
+    device = device_of(job)
+    policy.to(device)
+    if job.world_size == 1 and device.type == "cpu":
+        return
+    mesh = init_device_mesh(device.type, (job.world_size,))
+    # Master weights, gradients' sums and optimizer stay float32; cards compute in bfloat16.
+    compute = torch.bfloat16 if device.type == "cuda" else None
+    precision = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
+    body: Any = policy.model.get_decoder()
+    for layer in body.layers:
+        fully_shard(layer, mesh=mesh, mp_policy=precision)
+    fully_shard(policy, mesh=mesh, mp_policy=precision)
+
+
+def _adamw(policy: Policy, config: OptimizerConfig) -> torch.optim.AdamW:
+    """AdamW on all weights; norms and biases, which have one dimension, do not decay."""
+    parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, betas=config.betas, fused=True)
+
+
+def _full(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
