@@ -4,21 +4,19 @@ Also its optional value head. Knows nothing about text, devices' number, or what
 """
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import nll_loss
-from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.utils.logging import disable_progress_bar
+from transformers import PreTrainedModel
 
 from data.packing import Packed
 from stages.trainer.architecture import random_model
-from stages.trainer.attention import NAME, hidden_states, logits
+from stages.trainer.attention import hidden_states, logits
 from stages.trainer.config import ModelConfig
+from stages.trainer.folder import folder_model
 from stages.trainer.packed import PackedContext
-
-disable_progress_bar()  # transformers' own, in the log of every rank
 
 
 class TokenOutputs(NamedTuple):
@@ -86,39 +84,4 @@ def load_policy(model: ModelConfig | Path, seed: int, *, value_head: bool = Fals
     if folder is None:
         assert isinstance(model, ModelConfig)
         return Policy(random_model(model.architecture, seed), value_head=value_head)
-    return Policy(_folder_model(folder), value_head=value_head)
-
-
-def _folder_model(folder: Path) -> PreTrainedModel:
-    if not folder.is_dir():
-        raise ValueError(f"model.folder: {folder} does not exist; give a Hugging Face folder, or leave it empty")
-    if not (folder / "config.json").exists():
-        raise ValueError(f"model.folder: {folder} has no config.json; give a folder as save_pretrained writes it")
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True, output_loading_info=True
-    )
-    model, loading = loaded
-    if loading["missing_keys"] or loading["mismatched_keys"]:
-        wrong = sorted(map(str, [*loading["missing_keys"], *loading["mismatched_keys"]]))
-        raise ValueError(f"model.folder: {folder} lacks weights of its config.json: {', '.join(wrong[:5])}")
-    _use_contexts(model, folder)
-    return model
-
-
-@torch.no_grad()
-def _use_contexts(model: PreTrainedModel, folder: Path) -> None:
-    """Hand the attention over to contexts, after a check that this architecture's logits do not change by it.
-
-    Some architectures cap or scale logits, or have attention sinks, which packed training would silently leave out.
-    """
-    model.eval()
-    tokens = torch.arange(8)
-    expected = model(tokens[None]).logits[0]
-    model.set_attn_implementation(NAME)
-    context = PackedContext(torch.tensor([8]).numpy(), tokens.device)
-    found = logits(model, hidden_states(model, tokens[None], tokens[None], context)[0])
-    if not torch.allclose(found, expected, rtol=1e-3, atol=1e-3):
-        raise ValueError(
-            f"model.folder: {folder}: packed attention changes the logits of a {model.config.model_type} model by "
-            f"{(found - expected).abs().max().item():.3g}; Qianka cannot train this architecture"
-        )
+    return Policy(folder_model(folder), value_head=value_head)
