@@ -1,0 +1,195 @@
+import copy
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
+
+from stages.rollout import generation
+from stages.rollout.config import SamplingConfig
+from stages.rollout.engine import Completion, Request, TorchEngine, unsharded_copy
+from stages.trainer import attention
+
+EOS = 2
+SHAPE = {
+    "vocab_size": 24,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": EOS,
+}
+PROMPTS = [[1, *range(3, 3 + length)] for length in (4, 9, 1, 6, 4, 12, 2, 7, 3)]
+
+
+def tiny(config: PreTrainedConfig | None = None, seed: int = 0) -> PreTrainedModel:
+    torch.manual_seed(seed)
+    config = Qwen3Config(**SHAPE, head_dim=8, tie_word_embeddings=True) if config is None else config
+    return AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME).eval()
+
+
+def requests(prompts: Sequence[list[int]] = PROMPTS, seed: int = 100) -> list[Request]:
+    return [Request(prompt, seed + index) for index, prompt in enumerate(prompts)]
+
+
+def reference(model: PreTrainedModel) -> PreTrainedModel:
+    config = copy.deepcopy(model.config)
+    plain = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    plain.load_state_dict(model.state_dict())
+    return plain
+
+
+def same(left: list[Completion], right: list[Completion]) -> bool:
+    return all(
+        a.tokens == b.tokens and np.array_equal(a.logprobs, b.logprobs) and a.finished == b.finished
+        for a, b in zip(left, right, strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Qwen3Config(**SHAPE, head_dim=8, tie_word_embeddings=True),
+        LlamaConfig(**SHAPE, tie_word_embeddings=False),
+    ],
+    ids=["qwen3", "llama"],
+)
+def test_greedy_is_that_of_transformers_generate(config: PreTrainedConfig) -> None:
+    model = tiny(copy.deepcopy(config))
+    plain = reference(model)
+    sampling = SamplingConfig(max_new_tokens=20, slots=3)
+    for request, found in zip(
+        requests(), TorchEngine(model, EOS).generate(requests(), sampling, greedy=True), strict=True
+    ):
+        prompt = torch.tensor([request.prompt])
+        wanted = plain.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=20)
+        assert found.tokens == wanted[0, prompt.shape[1] :].tolist()
+        assert found.finished == (found.tokens[-1] == EOS)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_logprobs_are_those_of_the_tempered_model_on_the_whole_sequence(temperature: float) -> None:
+    model = tiny()
+    plain = reference(model)
+    sampling = SamplingConfig(max_new_tokens=20, temperature=temperature, slots=4)
+    for request, found in zip(requests(), TorchEngine(model, EOS).generate(requests(), sampling), strict=True):
+        tokens = torch.tensor([request.prompt + found.tokens])
+        logprobs = (plain(tokens).logits[0, len(request.prompt) - 1 : -1] / temperature).log_softmax(-1)
+        wanted = logprobs.gather(1, torch.tensor(found.tokens)[:, None])[:, 0].detach().numpy()
+        np.testing.assert_allclose(found.logprobs, wanted, atol=1e-5)
+
+
+def test_greedy_logprobs_are_untempered() -> None:
+    model = tiny()
+    found = TorchEngine(model, EOS).generate(requests(), SamplingConfig(temperature=0.0, max_new_tokens=5))
+    prompt = torch.tensor([PROMPTS[0]])
+    wanted = reference(model)(prompt).logits[0, -1].log_softmax(-1).max().item()
+    assert found[0].logprobs[0] == pytest.approx(wanted, abs=1e-5)
+
+
+def test_neither_slots_nor_neighbours_nor_order_change_a_completion() -> None:
+    engine = TorchEngine(tiny(), EOS)
+    full = engine.generate(requests(), SamplingConfig(max_new_tokens=20, slots=9))
+    few = engine.generate(requests(), SamplingConfig(max_new_tokens=20, slots=2))
+    turned = engine.generate(requests()[::-1], SamplingConfig(max_new_tokens=20, slots=4))[::-1]
+    alone = [engine.generate([request], SamplingConfig(max_new_tokens=20))[0] for request in requests()]
+    for other in (few, turned, alone):
+        assert [completion.tokens for completion in full] == [completion.tokens for completion in other]
+
+
+def test_the_same_call_gives_the_same_bits() -> None:
+    sampling = SamplingConfig(max_new_tokens=20, slots=4)
+    assert same(
+        TorchEngine(tiny(), EOS).generate(requests(), sampling), TorchEngine(tiny(), EOS).generate(requests(), sampling)
+    )
+
+
+def test_small_prefills_and_rare_looks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampling = SamplingConfig(max_new_tokens=20, slots=4)
+    usual = TorchEngine(tiny(), EOS).generate(requests(), sampling)
+    monkeypatch.setattr(generation, "PREFILL_TOKENS", 8)
+    monkeypatch.setattr("stages.rollout.engine.STEPS_BETWEEN_LOOKS", {"cpu": 7})
+    other = TorchEngine(tiny(), EOS).generate(requests(), sampling)
+    assert [completion.tokens for completion in usual] == [completion.tokens for completion in other]
+
+
+def test_samples_of_one_prompt_differ_by_their_seeds_only() -> None:
+    engine = TorchEngine(tiny(), EOS)
+    prompts = [PROMPTS[1]] * 8
+    sampling = SamplingConfig(max_new_tokens=12)
+    found = engine.generate([Request(prompt, seed) for seed, prompt in enumerate(prompts)], sampling)
+    assert len({tuple(completion.tokens) for completion in found}) > 4
+    equal = engine.generate([Request(prompt, 5) for prompt in prompts], sampling)
+    assert len({tuple(completion.tokens) for completion in equal}) == 1
+
+
+def test_each_request_has_its_own_limit_and_none_passes_the_context() -> None:
+    engine = TorchEngine(tiny(), eos=-1)
+    wanted = [Request(PROMPTS[0], 1, max_new_tokens=3), Request(PROMPTS[1], 2), Request([1] * 60, 3)]
+    found = engine.generate(wanted, SamplingConfig(max_new_tokens=9))
+    assert [len(completion.tokens) for completion in found] == [3, 9, 4]
+    assert not any(completion.finished for completion in found)
+
+
+def test_a_prompt_that_fills_the_context_is_refused_by_its_number() -> None:
+    engine = TorchEngine(tiny(), EOS)
+    with pytest.raises(ValueError, match="request 1: the prompt has 64 tokens, but the model's context is 64"):
+        engine.generate([Request([1], 0), Request([1] * 64, 1)], SamplingConfig())
+    with pytest.raises(ValueError, match="request 0"):
+        engine.generate([Request([], 0)], SamplingConfig())
+
+
+def test_noise_replaces_its_share_and_never_by_a_special_token() -> None:
+    model = tiny()
+    engine = TorchEngine(model, EOS, special=(0, 1))
+    many = [Request(PROMPTS[0], seed, 1) for seed in range(2000)]
+    plain = engine.generate(many, SamplingConfig(), greedy=True)
+    noisy = engine.generate(many, SamplingConfig(), greedy=True, noise=0.3)
+    replaced = [b.tokens[0] for a, b in zip(plain, noisy, strict=True) if a.tokens != b.tokens]
+    assert 0.3 * 20 / 21 - 0.04 < len(replaced) / 2000 < 0.3 + 0.04
+    assert set(replaced).isdisjoint({0, 1, EOS})
+    assert len(set(replaced)) >= 19
+
+
+def test_noise_leaves_the_other_draws_as_they_are() -> None:
+    engine = TorchEngine(tiny(), EOS)
+    many = [Request(PROMPTS[0], seed, 1) for seed in range(200)]
+    plain = engine.generate(many, SamplingConfig())
+    noisy = engine.generate(many, SamplingConfig(), noise=0.1)
+    assert sum(a.tokens == b.tokens for a, b in zip(plain, noisy, strict=True)) > 160
+
+
+def test_progress_is_told_and_no_request_is_an_empty_answer() -> None:
+    engine = TorchEngine(tiny(), EOS)
+    told: list[int] = []
+    engine.generate(requests(), SamplingConfig(max_new_tokens=8, slots=2), on_progress=told.append)
+    assert told == sorted(told) and told[0] == 0 and told[-1] == len(PROMPTS)
+    assert engine.generate([], SamplingConfig()) == []
+
+
+def test_a_copy_takes_the_policys_weights_and_a_missing_one_is_an_error() -> None:
+    model, other = tiny(), tiny(seed=1)
+    engine = TorchEngine(unsharded_copy(model, torch.device("cpu")), EOS)
+    engine.update(model.named_parameters(), version=4)
+    sampling = SamplingConfig(max_new_tokens=12)
+    assert engine.version == 4
+    assert same(engine.generate(requests(), sampling), TorchEngine(model, EOS).generate(requests(), sampling))
+    assert not same(engine.generate(requests(), sampling), TorchEngine(other, EOS).generate(requests(), sampling))
+    weights = dict(model.named_parameters())
+    with pytest.raises(ValueError, match=r"lack .*model\.norm\.weight"):
+        engine.update(((name, weights[name]) for name in weights if name != "model.norm.weight"), 5)
+    with pytest.raises(ValueError, match="not in the engine's model"):
+        engine.update([*weights.items(), ("value_head.weight", torch.zeros(1))], 5)
+
+
+def test_generating_leaves_a_training_policy_as_it_was() -> None:
+    model = tiny().train()
+    TorchEngine(model, EOS).generate(requests(), SamplingConfig(max_new_tokens=4))
+    assert model.training
+    assert all(parameter.requires_grad for parameter in model.parameters())

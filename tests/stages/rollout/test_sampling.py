@@ -1,0 +1,42 @@
+import numpy as np
+import pytest
+import torch
+
+from stages.rollout.parity import ParityError, check_parity
+from stages.rollout.sampling import Sampler, draw_uniforms, invert
+
+ORDINARY = torch.tensor([3, 4])
+
+
+def test_the_draws_of_a_position_depend_on_the_seed_alone() -> None:
+    few, many = draw_uniforms([7, 8], 4), draw_uniforms([8], 9)
+    assert torch.equal(few[1], many[0, :4])
+    assert not torch.equal(few[0], few[1])
+    assert few.dtype == torch.float64 and few.shape == (2, 4, 3)
+
+
+def test_inversion_takes_the_token_at_which_the_cumulated_probability_passes() -> None:
+    logprobs = torch.tensor([[0.5, 0.0, 0.25, 0.25]]).log()
+    uniforms = [0.0, 0.49, 0.51, 0.74, 0.76, 1 - 2**-53]
+    found = [invert(logprobs, torch.tensor([u], dtype=torch.float64)).item() for u in uniforms]
+    assert found == [0, 0, 2, 2, 3, 3]
+
+
+def test_sampled_shares_are_the_probabilities() -> None:
+    logits = torch.tensor([[1.0, 0.0, -1.0, 2.0]])
+    draws = draw_uniforms(range(4000), 1)[:, 0]
+    for temperature in (1.0, 0.5):
+        tokens, logprobs = Sampler(temperature, 0.0, ORDINARY).choose(logits.expand(4000, -1), draws)
+        wanted = (logits[0] / temperature).softmax(-1)
+        shares = torch.bincount(tokens, minlength=4) / 4000
+        assert torch.allclose(shares, wanted, atol=0.03)
+        assert torch.allclose(logprobs, wanted[tokens].log(), atol=1e-6)
+
+
+def test_parity_passes_within_the_limit_and_else_says_by_how_much() -> None:
+    engine = np.array([-1.0, -2.0], np.float32)
+    assert check_parity(engine, engine + np.float32(5e-5), 1e-4) == pytest.approx(5e-5, rel=0.1)
+    with pytest.raises(ParityError, match=r"disagree by 2\.50e-01 nats .* on token 1"):
+        check_parity(engine, engine + np.array([0, 0.25], np.float32), 1e-4)
+    with pytest.raises(ParityError):
+        check_parity(engine, np.array([-1.0, np.nan], np.float32), 1e-4)
