@@ -205,7 +205,7 @@ def check_row(value: dict[str, Any], where: str, number: int) -> UserRow | str:
             return f"{where} {name}: empty"
         if not is_unicode(text):
             return f"{where} {name}: has half of a surrogate pair (\\ud800 to \\udfff), which is not text"
-    level = value.get("level") or 0
+    level = 0 if value.get("level") is None else value["level"]
     if type(level) is not int or not 0 <= level < 2**31:
         return f"{where} level: must be a whole number from 0 to {2**31 - 1}, not {json.dumps(level)}"
     return UserRow(value["prompt"], value["answer"], value.get("trace") or "", level, number)

@@ -21,7 +21,7 @@ class Rows(BaseEnvironment):
 
     name = "rows"
     perturbations = ("spaces", "case")
-    modules = ("stages.environments.graders", "data.user_rows")
+    modules = ("stages.environments.graders", "stages.environments.math_process", "data.user_rows")
 
     def __init__(self, config: RowsConfig) -> None:
         super().__init__()
