@@ -39,10 +39,7 @@ def _key(location: Sequence[int | str], values: Mapping[str, Any]) -> Key:
     key: list[str] = []
     found: Any = values
     for part in location:
-        if isinstance(found, Mapping) and part in found:
-            found = found[part]
-            key.append(str(part))
-        elif isinstance(found, list | tuple) and isinstance(part, int) and part < len(found):
+        if (isinstance(found, Mapping) and part in found) or (isinstance(found, list | tuple) and isinstance(part, int) and part < len(found)):
             found = found[part]
             key.append(str(part))
         elif part is location[-1]:

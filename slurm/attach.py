@@ -1,0 +1,213 @@
+"""Wait for an attempt's job: show its log and progress, publish its result, and take Ctrl-C for what it is.
+
+SIGINT cancels the job. SIGTERM and SIGHUP detach: the job goes on, and the same command finds it again.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from types import FrameType
+
+import psutil
+
+from data.progress import read_progress
+from slurm import state
+from slurm.attempt import newest_log
+from slurm.display import Display
+from slurm.local import is_alive
+from slurm.queue import NoAnswer
+from slurm.state import Kind
+from slurm.submit import Attached
+from slurm.verdict import read_verdict
+
+WATCHED = "QIANKA_CALLERS"
+"""Variable with the process ids of the callers: when one of them is gone, nobody waits for the result."""
+TICK_SECONDS = 0.1
+FASTEST_POLL_SECONDS, SLOWEST_POLL_SECONDS = 0.5, 10.0
+RETURN_SECONDS = 900.0
+"""How long a job that the cluster ended may take to be in the queue again."""
+ENDED_POLLS = 4
+"""Looks at a job that seems over before it is: states lag behind a requeue, and a shared disk behind its writer."""
+STRAGGLER_SECONDS = 60.0
+"""How long the other ranks may go on after one has failed."""
+CANCEL_SECONDS = 60.0
+"""How long to see a cancelled job out; a second Ctrl-C leaves at once."""
+LOG_TAIL_BYTES = 4096
+SHOWN_LINES = 15
+
+
+class End(Enum):
+    """How the waiting ended."""
+
+    FINISHED = 0
+    FAILED = 1
+    DETACHED = 75
+    CANCELLED = 130
+    STOPPED = 2
+    """The stage committed its progress and left; a new job resumes it."""
+
+
+def watch_me() -> None:
+    """Have the children of this process notice when it dies."""
+    os.environ[WATCHED] = ",".join(filter(None, [os.environ.get(WATCHED, ""), str(os.getpid())]))
+
+
+def callers_alive() -> Callable[[], bool]:
+    """A check that the callers of this process, of which all live when it starts, do so still."""
+    callers: list[psutil.Process] = []
+    for number in filter(None, os.environ.get(WATCHED, "").split(",")):
+        try:
+            callers.append(psutil.Process(int(number)))
+        except psutil.NoSuchProcess:
+            return lambda: False
+    return lambda: all(is_alive(caller) for caller in callers)
+
+
+class Waiter:
+    """One wait for one job."""
+
+    def __init__(self, attached: Attached, display: Display) -> None:
+        self.attached = attached
+        self.attempt = attached.folder
+        self.display = display
+        self.is_wanted = callers_alive()
+        self.log: Path | None = None
+        self.offset = 0
+        self.text = ""
+        self.ended_polls = 0
+        self.returning_since: float | None = None
+        self.unknown_since: float | None = None
+        self.failed_since: float | None = None
+        self.interrupts: list[int] = []
+
+    def wait(self) -> End:
+        """Until the job has ended or a signal says otherwise. Publishing is the caller's."""
+        with self._signals():
+            poll, next_poll = FASTEST_POLL_SECONDS, 0.0
+            while True:
+                if self.interrupts:
+                    return self._interrupted(self.interrupts[0])
+                if not self.is_wanted():
+                    return End.DETACHED
+                self.display.progress(read_progress(self.attempt))
+                self._stream()
+                if time.monotonic() >= next_poll:
+                    end = self._look()
+                    if end is not None:
+                        self._stream()
+                        return end
+                    next_poll = time.monotonic() + poll
+                    if self.attached.record.executor == "slurm" and not self.ended_polls:
+                        poll = min(poll * 1.2, SLOWEST_POLL_SECONDS)
+                time.sleep(TICK_SECONDS)
+
+    def _look(self) -> End | None:
+        """Ask for the job's state, and judge it; None while it may still succeed."""
+        found = state.query(self.attempt.parent, self.attached.record)
+        if found.text != self.text and found.kind is not Kind.FINISHED:
+            self.text = found.text
+            if self.attached.record.executor == "slurm":
+                self.display.say(f"job {self.attached.record.job_id}: {found.text}")
+        if found.kind is Kind.FINISHED:
+            return End.FINISHED
+        if found.kind is not Kind.ENDED:
+            self.ended_polls = 0
+        if found.kind is Kind.ENDED:
+            self.ended_polls += 1
+            return self._over() if self.ended_polls >= ENDED_POLLS else None
+        if found.kind is Kind.RETURNING:
+            self.returning_since = self.returning_since or time.monotonic()
+            return self._over() if time.monotonic() - self.returning_since > RETURN_SECONDS else None
+        if found.kind is Kind.ACTIVE:
+            self.returning_since = None
+            self._end_stragglers()
+        return None
+
+    def _over(self) -> End:
+        verdict = read_verdict(self.attempt)
+        return End.STOPPED if verdict and verdict.why == "stopped" else End.FAILED
+
+    def _end_stragglers(self) -> None:
+        """When a rank has failed and the others do not notice, free their nodes."""
+        verdict = read_verdict(self.attempt)
+        if verdict is None or verdict.why == "stopped":
+            self.failed_since = None
+            return
+        self.failed_since = self.failed_since or time.monotonic()
+        if time.monotonic() - self.failed_since > STRAGGLER_SECONDS:
+            self.display.say(f"rank {verdict.rank} has failed and others go on: ending the job")
+            state.cancel(self.attempt.parent, self.attached.record)
+            self.failed_since = time.monotonic()
+
+    def _stream(self) -> None:
+        """Show what the job's log has got since the last look. A new job of the attempt has a new log."""
+        newest = newest_log(self.attempt)
+        if newest is None:
+            return
+        if newest != self.log:
+            old = self.log is None and self.attached.how == "re-attached"
+            self.log, self.offset = newest, max(0, newest.stat().st_size - LOG_TAIL_BYTES) if old else 0
+        with newest.open("rb") as stream:
+            stream.seek(self.offset)
+            piece = stream.read()
+        whole = piece.rfind(b"\n") + 1
+        self.offset += whole
+        if whole:
+            self.display.write(piece[:whole].decode(errors="replace"))
+
+    def _interrupted(self, number: int) -> End:
+        """Act before a word is said: the terminal may be gone."""
+        record = self.attached.record
+        if number != signal.SIGINT:
+            self.display.say(f"detached; job {record.job_id} goes on, and the same command finds it again")
+            return End.DETACHED
+        try:
+            state.cancel(self.attempt.parent, record, lambda: len(self.interrupts) > 1)
+        except NoAnswer as error:
+            self.display.say(f"could not cancel job {record.job_id}, which may still run: {error}")
+            return End.CANCELLED
+        self.display.say(f"cancelled job {record.job_id}; the same command resumes from its last checkpoint")
+        end = time.monotonic() + CANCEL_SECONDS
+        while len(self.interrupts) < 2 and time.monotonic() < end:
+            if state.query(self.attempt.parent, record).kind in (Kind.ENDED, Kind.FINISHED):
+                break
+            time.sleep(FASTEST_POLL_SECONDS)
+        return End.CANCELLED
+
+    @contextmanager
+    def _signals(self) -> Generator[None]:
+        def note(number: int, frame: FrameType | None) -> None:
+            self.interrupts.append(number)
+
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def failure(attached: Attached, last: str) -> str:
+    """Why the job gave no result, and where to look: the message of the rank that failed, and the end of the log.
+
+    `last` is what was last said of the job's state.
+    """
+    attempt, record = attached.folder, attached.record
+    verdict, log = read_verdict(attempt), newest_log(attempt)
+    lines = [f"{record.stage} failed: job {record.job_id} ended without a result ({last})"]
+    if verdict and verdict.why == "mistake":
+        return f"{record.stage} failed: {verdict.message}"
+    if verdict:
+        lines = [
+            f"{record.stage} failed on rank {verdict.rank} ({verdict.node}, job {verdict.job_id}): {verdict.message}"
+        ]
+    if log is not None:
+        tail = log.read_text(errors="replace").splitlines()[-SHOWN_LINES:]
+        lines += [f"the last lines of {log}:", *(f"    {line}" for line in tail)]
+    if verdict is None:
+        lines.append("run the same command again to resume from the last checkpoint")
+    return "\n".join(lines)

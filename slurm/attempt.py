@@ -1,0 +1,121 @@
+"""An attempt folder: what is asked for, and what the job finds there when it starts."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from checkpoints.commit import commit
+from checkpoints.manifest import ATTEMPT, NAME, Provenance, Result, digest, write_json
+from slurm.config import ResourcesConfig, SlurmConfig
+from slurm.fingerprint import code_digest, code_files, code_version, fingerprint
+
+JOB = "job.json"
+LOGS = "log"
+"""submitit's scripts, pickles and logs; readable by the owner alone, since a pickle runs what it says."""
+
+
+class Request(BaseModel):
+    """One stage of one run, as its caller asks for it. All paths are absolute."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    run: str
+    stage: str
+    folder: Path
+    """The stage folder: the record, the attempts and the published manifest."""
+    config: dict[str, Any]
+    inputs: dict[str, Path]
+    """Published manifests of the stages before, by stage."""
+    files: dict[str, str]
+    """Digests of the user's own files that the config names, by the key that names them."""
+    slurm: SlurmConfig
+    cpus: int
+    """Cores of this machine that a local job may use."""
+    publish: dict[str, Path] = Field(default_factory=dict[str, Path])
+    """Files of the result to copy beside the manifest: name in the attempt folder, place."""
+
+    @property
+    def resources(self) -> ResourcesConfig:
+        """The shape of this stage's job."""
+        return getattr(self.slurm, self.stage)
+
+    def input_digests(self) -> dict[str, str]:
+        """Digest of each input's manifest. Raises ValueError when one is missing or incomplete."""
+        return {stage: Result(path).digest for stage, path in self.inputs.items()}
+
+    def fingerprint(self) -> str:
+        """Name of the result that is asked for."""
+        return fingerprint(self.stage, self.config, self.input_digests(), self.files, code_digest(self.stage))
+
+
+class JobFile(BaseModel):
+    """job.json: what the job needs to know beyond its provenance, and what `qianka plan` compares later."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    run: str
+    inputs: dict[str, str]
+    """Published manifests by stage, relative to the attempt folder."""
+    files: dict[str, str]
+    code: dict[str, str]
+    """Digest of each code file that the stage could reach."""
+    interface: str | None
+    minutes: int
+    tasks_per_node: int
+    cpus: int
+    """Cores a rank, when no scheduler says otherwise."""
+
+
+def open_attempt(request: Request, attempt: Path, cpus: int) -> None:
+    """Make the attempt folder, or bring its job.json up to date when the attempt is resumed with other resources."""
+    logs = attempt / LOGS
+    logs.mkdir(parents=True, exist_ok=True)
+    logs.chmod(0o700)
+    job_file = JobFile(
+        run=request.run,
+        inputs={stage: os.path.relpath(path, attempt) for stage, path in request.inputs.items()},
+        files=request.files,
+        code=code_files(request.stage),
+        interface=request.slurm.interface,
+        minutes=request.resources.minutes,
+        tasks_per_node=request.resources.tasks_per_node,
+        cpus=cpus,
+    )
+    write_json(attempt / JOB, job_file.model_dump())
+    if not (attempt / ATTEMPT).exists():
+        Provenance(
+            stage=request.stage,
+            attempt=attempt.name,
+            config=request.config,
+            config_digest=digest(request.config),
+            code_digest=code_digest(request.stage),
+            code_version=code_version(),
+            inputs=request.input_digests(),
+        ).write(attempt)
+
+
+def read_job_file(attempt: Path) -> JobFile:
+    """The job.json of an attempt folder."""
+    return JobFile.model_validate_json((attempt / JOB).read_bytes())
+
+
+def publish(request: Request, attempt: Path) -> None:
+    """Copy the finished attempt's manifest to the stage folder, after the other files that are shown beside it.
+
+    Raises ValueError when the manifest names a file that is not there.
+    """
+    Result(attempt / NAME)
+    for name, place in request.publish.items():
+        _copy(attempt / name, place)
+    _copy(attempt / NAME, request.folder / NAME)
+
+
+def _copy(source: Path, place: Path) -> None:
+    with commit(place) as aside:
+        aside.write_bytes(source.read_bytes())
+
+
+def newest_log(attempt: Path) -> Path | None:
+    """The log of rank 0 of the attempt's last job."""
+    logs = list((attempt / LOGS).glob("*_0_log.out"))
+    return max(logs, key=lambda path: path.stat().st_mtime, default=None)

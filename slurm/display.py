@@ -1,0 +1,109 @@
+"""What a person sees while a stage runs: its log, and a progress bar, or a line now and then where there is no terminal."""
+
+import time
+from pathlib import Path
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+LINE_SECONDS = 10.0
+"""Between two lines of progress where the output is no terminal."""
+Reading = dict[str, int | float | str]
+"""A record of `data.progress`."""
+
+
+def rate(reading: Reading) -> float:
+    """Units a second since the process started, 0 while there is nothing to go by."""
+    seconds = float(reading["time"]) - float(reading["started"])
+    done = float(reading["done"]) - float(reading["first"])
+    return done / seconds if seconds > 0 and done > 0 else 0.0
+
+
+def seconds_left(reading: Reading) -> float | None:
+    """Time to the end at the present rate; None while that is not known."""
+    pace = rate(reading)
+    return (float(reading["total"]) - float(reading["done"])) / pace if pace else None
+
+
+def clock(seconds: float | None) -> str:
+    """`1:02:03`, `2:03`, or dashes when it is not known."""
+    if seconds is None:
+        return "-:--"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def pace(reading: Reading) -> str:
+    """`12.5 steps/s, 1:02 left`."""
+    value = rate(reading)
+    digits = 0 if value >= 100 else 1 if value >= 1 else 3
+    return f"{value:.{digits}f} {reading['unit']}/s, {clock(seconds_left(reading))} left"
+
+
+class Display:
+    """Writes to the terminal, and the same lines to the stage's log file, for as long as anybody listens.
+
+    A terminal that is gone stops the writing and nothing else: the one who waits must still cancel or publish.
+    """
+
+    def __init__(self, stage: str, log: Path | None) -> None:
+        self.stage = stage
+        self.console = Console(highlight=False, soft_wrap=True)
+        self.file: TextIO | None = None
+        if log is not None:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            self.file = log.open("a")
+        columns = ("{task.fields[stage]}", BarColumn(), "{task.completed:.0f}/{task.total:.0f}", "{task.fields[pace]}")
+        shown = [TextColumn(column) if isinstance(column, str) else column for column in columns]
+        self.bar = Progress(*shown, console=self.console, transient=True) if self.console.is_terminal else None
+        self.task = self.bar.add_task("", stage=stage, pace="", total=None, visible=False) if self.bar else None
+        self.said = 0.0
+        self.last: Reading | None = None
+
+    def __enter__(self) -> "Display":
+        if self.bar:
+            self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            if self.bar:
+                self.bar.stop()
+        except OSError:
+            self.console.quiet = True
+        if self.file:
+            self.file.close()
+
+    def say(self, text: str) -> None:
+        """One line, or several, about the stage."""
+        self.write(f"{self.stage}: {text}\n")
+
+    def write(self, text: str) -> None:
+        """Text as it is, such as a piece of the job's log."""
+        try:
+            if self.file:
+                self.file.write(text)
+                self.file.flush()
+        except OSError:
+            self.file = None  # a full disk; the stage meets it too, and says so
+        try:
+            self.console.print(text, end="", markup=False)
+        except OSError:
+            self.console.quiet = True
+
+    def progress(self, reading: Reading | None) -> None:
+        """Show how far the stage is."""
+        if reading is None or reading == self.last:
+            return
+        first, self.last = self.last is None, reading
+        if self.bar and self.task is not None:
+            done, total = float(reading["done"]), float(reading["total"])
+            label = f"{self.stage} {reading['message']}".strip()
+            self.bar.update(self.task, stage=label, completed=done, total=total, pace=pace(reading), visible=True)
+        elif time.monotonic() - self.said >= LINE_SECONDS or first:
+            self.said = time.monotonic()
+            self.say(
+                f"{reading['done']}/{reading['total']} {reading['unit']}, {pace(reading)} {reading['message']}".strip()
+            )

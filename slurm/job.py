@@ -1,0 +1,165 @@
+"""Inside the job: build the `Job`, check the inputs, run the stage, and say how it ended. Every rank runs this.
+
+Started by submitit (`slurm.submit.StageCall`), by `srun` or `torchrun` as `python -m slurm.job ATTEMPT_FOLDER`, or by
+hand in the same way for one process. torch is imported by the stage, not here.
+"""
+
+import fcntl
+import importlib
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from checkpoints.manifest import ATTEMPT, NAME, Provenance, Result
+from data.job import Job, Stopped
+from slurm.attempt import JobFile, read_job_file
+from slurm.fingerprint import PACKAGES, ROOT
+from slurm.place import Place, make_job, read_place
+from slurm.verdict import Verdict, clear_verdict, write_verdict
+
+STOPPED, FAILED = 75, 1
+"""Exit codes: stopped after committing (run again to resume), and failed."""
+MAX_RESTARTS = 1000
+"""A job that Slurm has started so often gets nowhere."""
+REQUEUE_SECONDS = 60.0
+"""How long ranks wait for Slurm to end them after the requeue was asked for."""
+
+
+class Signals:
+    """What the job was told from outside. USR2 asks for a requeue, TERM and INT come from someone who ends the job."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.requeue = False
+        self.ended = threading.Event()
+        signal.signal(signal.SIGUSR2, self._on_requeue)
+        signal.signal(signal.SIGTERM, self._on_end)
+        signal.signal(signal.SIGINT, self._on_end)
+
+    def _on_requeue(self, number: int, frame: FrameType | None) -> None:
+        self.requeue = True
+        self.job.stop.set()
+
+    def _on_end(self, number: int, frame: FrameType | None) -> None:
+        self.ended.set()
+        self.job.stop.set()
+
+
+def run_stage(attempt: Path) -> int:
+    """Run the stage of an attempt folder on this rank, and return the exit code.
+
+    Every start resumes from what the folder holds. How it ended, when not well, is committed as this rank's verdict.
+    """
+    place = read_place()
+    clear_verdict(attempt, place.rank)
+    try:
+        check_packages()
+        job_file = read_job_file(attempt)
+        job = make_job(place, job_file, attempt)
+        signals = Signals(job)
+        os.environ["OMP_NUM_THREADS"] = str(job.cpus)
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        with _alone(attempt, place):
+            try:
+                _run(job_file, attempt, job)
+            except Stopped as stopped:
+                write_verdict(attempt, Verdict.of("stopped", str(stopped), place))
+                return _leave(signals, place)
+    except ValueError as error:
+        print(f"error: {error}", flush=True)
+        write_verdict(attempt, Verdict.of("mistake", str(error), place))
+        return FAILED
+    except Exception as error:  # noqa: BLE001 - it is told to the one who waits, and the rank fails
+        traceback.print_exc()
+        write_verdict(attempt, Verdict.of("error", f"{type(error).__name__}: {error}", place))
+        return FAILED
+    return 0
+
+
+def _run(job_file: JobFile, attempt: Path, job: Job) -> None:
+    if (attempt / NAME).exists():
+        return
+    provenance = Provenance.model_validate_json((attempt / ATTEMPT).read_bytes())
+    stage = provenance.stage
+    inputs = {name: Result((attempt / path).resolve()) for name, path in job_file.inputs.items()}
+    for name, result in inputs.items():
+        if result.digest != provenance.inputs[name]:
+            raise ValueError(f"{stage}: the result of {name} changed after this attempt was opened; run it again")
+    config = importlib.import_module(f"stages.{stage}.config").StageConfig.model_validate(provenance.config)
+    if job.is_first:
+        again = f", start {job.restarts + 1}" if job.restarts else ""
+        print(f"{stage}: {attempt.name} on {job.world_size} rank(s), job {job.job_id}{again}", flush=True)
+    importlib.import_module(f"stages.{stage}.run").run(config, inputs, attempt, job)
+    if job.is_first and not (attempt / NAME).exists():
+        raise AssertionError(f"{stage} returned without committing its manifest")
+
+
+def _leave(signals: Signals, place: Place) -> int:
+    """After a stop: on Slurm, a USR2 asked for the job to be requeued, which rank 0 does."""
+    if place.starter != "slurm" or not signals.requeue or signals.ended.is_set():
+        return STOPPED
+    if place.restarts >= MAX_RESTARTS:
+        print(f"error: not requeued again after {place.restarts} restarts", flush=True)
+        return FAILED
+    if place.rank == 0 and not _requeue(place.job_id):
+        return STOPPED
+    # An exit with an error would end the step before rank 0 has asked for the requeue.
+    signals.ended.wait(REQUEUE_SECONDS)
+    return STOPPED if signals.ended.is_set() else 0
+
+
+def _requeue(job_id: str) -> bool:
+    """Ask Slurm to start this job again. Where it cannot be asked from here, the one who waits submits a new job."""
+    print(f"requeue of job {job_id}", flush=True)
+    try:
+        return subprocess.run(["scontrol", "requeue", job_id], check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+@contextmanager
+def _alone(attempt: Path, place: Place) -> Generator[None]:
+    """Hold the attempt against a second local job. On Slurm the job id does that, across nodes as well."""
+    if place.starter == "slurm" or place.rank != 0:
+        yield
+        return
+    with (attempt / ".job.lock").open("a") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(f"{attempt}: another process runs this attempt already") from error
+        yield
+
+
+def check_packages() -> None:
+    """Raise ValueError when another installation hides one of the five packages."""
+    for name in PACKAGES:
+        found = importlib.util.find_spec(name)
+        origin = Path(found.origin).resolve() if found and found.origin else None
+        if origin is None or not origin.is_relative_to(ROOT):
+            raise ValueError(
+                f"the package `{name}` comes from {origin}, not from {ROOT}: something in this environment, or in "
+                f"the working directory {Path.cwd()}, has the same name; move it away or uninstall it"
+            )
+
+
+def main() -> None:
+    """`python -m slurm.job ATTEMPT_FOLDER`."""
+    if len(sys.argv) != 2 or not (Path(sys.argv[1]) / ATTEMPT).exists():
+        sys.exit("usage: python -m slurm.job ATTEMPT_FOLDER (which `qianka stage NAME --here` makes and prints)")
+    code = run_stage(Path(sys.argv[1]).resolve())
+    sys.stdout.flush()
+    sys.stderr.flush()
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Jobs without a scheduler: the processes of an attempt on this machine, found by their command lines."""
+
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from slurm.attempt import LOGS
+
+MODULES = ("submitit.local._local", "submitit.core._submit", "slurm.job")
+GRACE_SECONDS = 30.0
+"""Between TERM and KILL, for the checkpoint that a stage commits when it is asked to stop."""
+
+
+def processes(attempt: Path) -> list[psutil.Process]:
+    """Live processes that run an attempt: submitit's controller, the ranks, and what a person started by hand.
+
+    The command line is asked, and not a noted process id: it also finds a job whose submitter died before the note,
+    and is never wrong about a number that was given out again.
+    """
+    return [process for process in psutil.process_iter() if _runs(process, attempt)]
+
+
+def find(attempt: Path, job_id: str | None) -> psutil.Process | None:
+    """One of `processes`; the one with the noted id, if it is one of them, without asking all the others."""
+    if job_id is not None and job_id.isdigit() and psutil.pid_exists(int(job_id)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(int(job_id))
+            if _runs(process, attempt):
+                return process
+    return next(iter(processes(attempt)), None)
+
+
+def _runs(process: psutil.Process, attempt: Path) -> bool:
+    wanted = {str(attempt), str(attempt / LOGS)}
+    try:
+        line = process.cmdline()
+        return bool(wanted & set(line) and set(MODULES) & set(line)) and is_alive(process)
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return False
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether a process still runs; one that is dead but not yet reaped does not."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def cancel(attempt: Path, hurry: Callable[[], bool]) -> None:
+    """End an attempt's processes and what they started: TERM, time to commit unless there is a hurry, then KILL."""
+    victims = processes(attempt)
+    for process in list(victims):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            victims.extend(process.children(recursive=True))
+    for process in processes(attempt):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
+    end = time.monotonic() + GRACE_SECONDS
+    while any(is_alive(process) for process in victims) and time.monotonic() < end and not hurry():
+        time.sleep(0.05)
+    for process in victims:
+        if is_alive(process):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()

@@ -1,0 +1,141 @@
+"""Where a rank runs, read from whoever started it: Slurm, torchrun, submitit's local executor, or a person."""
+
+import os
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from data.job import Job
+from slurm.attempt import JobFile
+
+RENDEZVOUS = "rendezvous"
+
+
+@dataclass(frozen=True)
+class Place:
+    """What the environment of a rank says."""
+
+    starter: str
+    """slurm, torchrun, submitit or hand."""
+    rank: int
+    world_size: int
+    local_rank: int
+    node: str
+    job_id: str
+    restarts: int
+    start: str
+    """Tells this start of the job from every other one, so that ranks never meet those of an earlier start."""
+    cpus: int | None
+    """Cores that the scheduler gave to the rank; None when it gave none."""
+
+
+def read_place(env: Mapping[str, str] = os.environ) -> Place:
+    """Find out who started this process."""
+    if "TORCHELASTIC_RUN_ID" in env:
+        return _torchrun(env)
+    if env.get("SUBMITIT_EXECUTOR") == "local":
+        return _submitit(env)
+    if "SLURM_STEP_ID" in env:
+        return _slurm(env)
+    start = f"hand-{os.getpid()}"
+    return Place("hand", 0, 1, 0, "localhost", start, 0, start, None)
+
+
+def _torchrun(env: Mapping[str, str]) -> Place:
+    restarts = int(env.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    run, alone = env["TORCHELASTIC_RUN_ID"], env.get("GROUP_WORLD_SIZE", "1") == "1"
+    # The run id is "none" unless the user gives one, so that of one node also names its agent.
+    start = f"torchrun-{run}-{os.getppid()}-{restarts}" if alone else f"torchrun-{run}-{restarts}"
+    return Place(
+        starter="torchrun",
+        rank=int(env["RANK"]),
+        world_size=int(env["WORLD_SIZE"]),
+        local_rank=int(env["LOCAL_RANK"]),
+        node="localhost" if alone else os.uname().nodename,
+        job_id=env.get("SLURM_JOB_ID", f"torchrun-{run}"),
+        restarts=restarts,
+        start=start,
+        cpus=None,
+    )
+
+
+def _submitit(env: Mapping[str, str]) -> Place:
+    job_id = env["SUBMITIT_LOCAL_JOB_ID"]
+    return Place(
+        starter="submitit",
+        rank=int(env["SUBMITIT_LOCAL_GLOBALID"]),
+        world_size=int(env["SUBMITIT_LOCAL_NTASKS"]),
+        local_rank=int(env["SUBMITIT_LOCAL_LOCALID"]),
+        node="localhost",
+        job_id=job_id,
+        restarts=0,
+        start=f"local-{job_id}",
+        cpus=None,
+    )
+
+
+def _slurm(env: Mapping[str, str]) -> Place:
+    job_id, restarts = env["SLURM_JOB_ID"], int(env.get("SLURM_RESTART_COUNT", "0"))
+    given = env.get("SLURM_CPUS_PER_TASK")
+    if given is None and "SLURM_CPUS_ON_NODE" in env:
+        # The step's own count of tasks on this node, `2(x3),1`, starts with that of the first nodes.
+        tasks = int(env.get("SLURM_STEP_TASKS_PER_NODE", "1").split(",")[0].split("(")[0])
+        given = str(max(1, int(env["SLURM_CPUS_ON_NODE"]) // tasks))
+    return Place(
+        starter="slurm",
+        rank=int(env["SLURM_PROCID"]),
+        world_size=int(env.get("SLURM_STEP_NUM_TASKS", env.get("SLURM_NTASKS", "1"))),
+        local_rank=int(env["SLURM_LOCALID"]),
+        node=env.get("SLURMD_NODENAME", os.uname().nodename),
+        job_id=job_id,
+        restarts=restarts,
+        start=f"slurm-{job_id}-{env['SLURM_STEP_ID']}-{restarts}",
+        cpus=None if given is None else int(given),
+    )
+
+
+def make_job(place: Place, job_file: JobFile, attempt: Path) -> Job:
+    """The job as the stage sees it."""
+    return Job(
+        rank=place.rank,
+        world_size=place.world_size,
+        local_rank=place.local_rank,
+        node=place.node,
+        rendezvous=None if place.world_size == 1 else attempt / RENDEZVOUS / f"{place.start}.json",
+        interface=job_file.interface,
+        cpus=place.cpus or job_file.cpus,
+        job_id=place.job_id,
+        restarts=place.restarts,
+        ends_at=ends_at(place, job_file.minutes),
+    )
+
+
+def ends_at(place: Place, minutes: int, env: Mapping[str, str] = os.environ) -> float | None:
+    """Unix time at which Slurm ends the allocation, as it says itself; None without Slurm.
+
+    Older versions put it in no variable, so scontrol is asked; where compute nodes have no scontrol, it is the start
+    of the allocation, or else of this process, plus the minutes that were asked for.
+    """
+    if place.starter != "slurm":
+        return None
+    if "SLURM_JOB_END_TIME" in env:
+        return float(env["SLURM_JOB_END_TIME"])
+    found = _scontrol_end(place.job_id)
+    if found is not None:
+        return found
+    return float(env.get("SLURM_JOB_START_TIME", time.time())) + 60 * minutes
+
+
+def _scontrol_end(job_id: str) -> float | None:
+    command = ["scontrol", "show", "job", "--oneliner", job_id]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return None
+    for word in done.stdout.split():
+        key, _, value = word.partition("=")
+        if key == "EndTime" and value != "Unknown":
+            return time.mktime(time.strptime(value, "%Y-%m-%dT%H:%M:%S"))
+    return None
