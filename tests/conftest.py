@@ -1,10 +1,17 @@
-"""Tests that need a real Slurm cluster are left out, aloud, where none can be started; under CI that is an error."""
+"""Tests that need a real Slurm cluster are left out, aloud, where none can be started; under CI that is an error.
+
+And what tests of several packages share.
+"""
 
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from checkpoints.manifest import Provenance, digest
 
 CLUSTER = Path(__file__).parent / "cluster" / "cluster.sh"
 LEFT_OUT = pytest.StashKey[str]()
@@ -29,3 +36,24 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if message := config.stash.get(LEFT_OUT, ""):
         terminalreporter.section("left out")
         terminalreporter.line(message)
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> Callable[[str, dict[str, Any]], Path]:
+    """`attempt(stage, config)` opens an attempt folder, with the attempt.json that `slurm` would have written."""
+
+    def opened(stage: str, config: dict[str, Any]) -> Path:
+        folder = tmp_path / stage / f"{digest(config)[:12]}-{len(list(tmp_path.glob(f'{stage}/*')))}"
+        folder.mkdir(parents=True)
+        provenance = Provenance(
+            stage=stage,
+            attempt=folder.name,
+            config=config,
+            config_digest=digest(config),
+            code_digest="of a test",
+            code_version="",
+        )
+        provenance.write(folder)
+        return folder
+
+    return opened
