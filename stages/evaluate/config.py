@@ -1,6 +1,8 @@
 """Settings of the evaluate stage."""
 
-from pydantic import Field, PositiveInt
+from typing import Self
+
+from pydantic import Field, PositiveInt, model_validator
 
 from data.section import Section
 from stages.environments.config import EnvironmentConfig
@@ -26,6 +28,15 @@ class EvaluateConfig(Section):
     """`temperature` is that of the sampled part; greedy parts use 0."""
     bootstrap_resamples: PositiveInt = 2000
     confidence: float = Field(default=0.95, gt=0, lt=1)
+
+    @model_validator(mode="after")
+    def _enough_samples(self) -> Self:
+        if not self.pass_at or min(self.pass_at) < 1 or max(self.pass_at) > self.samples_per_prompt:
+            raise ValueError(
+                f"pass_at is {list(self.pass_at)}, but each k must be between 1 and samples_per_prompt, "
+                f"which is {self.samples_per_prompt}"
+            )
+        return self
 
 
 class StageConfig(Section):
