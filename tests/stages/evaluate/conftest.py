@@ -52,7 +52,7 @@ def config() -> StageConfig:
 
 @pytest.fixture(scope="session")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
-    """The sft model answers `>3` to whatever it is asked, the rl model `>0`; about one task in ten has either answer."""
+    """The sft model answers `>3` whatever it is asked, the rl model `>0`; each is right in about one task of ten."""
     torch.set_num_threads(1)
     run = tmp_path_factory.mktemp("run")
     synth = _synth(run / "synth")
@@ -62,15 +62,15 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
 
 
 @pytest.fixture(scope="session")
-def attempt(inputs: dict[str, Result], tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
+def evaluate_attempt(inputs: dict[str, Result], tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
     """Makes a new attempt folder of the evaluate stage."""
     return lambda: open_attempt(tmp_path_factory.mktemp("evaluate"), "evaluate", inputs)
 
 
 @pytest.fixture(scope="session")
-def evaluated(config: StageConfig, inputs: dict[str, Result], attempt: Callable[[], Path]) -> Path:
+def evaluated(config: StageConfig, inputs: dict[str, Result], evaluate_attempt: Callable[[], Path]) -> Path:
     """The folder of a finished evaluation."""
-    folder = attempt()
+    folder = evaluate_attempt()
     run(config, inputs, folder, Job())
     return folder
 

@@ -114,9 +114,9 @@ def test_the_noise_floor_compares_two_batch_shapes(evaluated: Path) -> None:
 
 
 def test_an_evaluation_that_was_stopped_goes_on_from_the_committed_rows(
-    config: StageConfig, inputs: dict[str, Result], attempt: Callable[[], Path], evaluated: Path
+    config: StageConfig, inputs: dict[str, Result], evaluate_attempt: Callable[[], Path], evaluated: Path
 ) -> None:
-    folder = attempt()
+    folder = evaluate_attempt()
     with pytest.raises(Stopped, match="before base-robustness"):
         run(config, inputs, folder, Job(stop=StopAfter(3)))
     committed = digests(folder / "rows")
@@ -131,9 +131,9 @@ def test_an_evaluation_that_was_stopped_goes_on_from_the_committed_rows(
 
 
 def test_torn_files_are_removed_and_their_unit_is_done_again(
-    config: StageConfig, inputs: dict[str, Result], attempt: Callable[[], Path], evaluated: Path
+    config: StageConfig, inputs: dict[str, Result], evaluate_attempt: Callable[[], Path], evaluated: Path
 ) -> None:
-    folder = attempt()
+    folder = evaluate_attempt()
     shutil.copytree(evaluated / "rows", folder / "rows")
     shutil.copytree(evaluated / "metrics", folder / "metrics")
     last = folder / "rows" / "rl-noise_floor-rank-0000.parquet"
@@ -158,10 +158,11 @@ run(StageConfig.model_validate_json(config), inputs, Path(folder), job)
 """
 
 
+@pytest.mark.slow
 def test_two_ranks_give_the_report_of_one(
-    config: StageConfig, inputs: dict[str, Result], attempt: Callable[[], Path], evaluated: Path
+    config: StageConfig, inputs: dict[str, Result], evaluate_attempt: Callable[[], Path], evaluated: Path
 ) -> None:
-    folder = attempt()
+    folder = evaluate_attempt()
     (folder / "rows").mkdir()
     # one rank had begun, alone
     shutil.copy(evaluated / "rows" / "base-greedy-rank-0000.parquet", folder / "rows")
@@ -174,10 +175,10 @@ def test_two_ranks_give_the_report_of_one(
 
 
 def test_rows_of_another_number_of_ranks_are_kept_when_whole_and_removed_when_not(
-    config: StageConfig, inputs: dict[str, Result], attempt: Callable[[], Path], evaluated: Path
+    config: StageConfig, inputs: dict[str, Result], evaluate_attempt: Callable[[], Path], evaluated: Path
 ) -> None:
     rows = pq.read_table(evaluated / "rows" / "base-greedy-rank-0000.parquet").to_pylist()
-    folder = attempt()
+    folder = evaluate_attempt()
     for rank in range(2):
         RowFiles(folder, rank, 2).write("base-greedy", rows[rank::2])
     RowFiles(folder, 0, 2).write("sft-greedy", rows[::2])
@@ -189,7 +190,7 @@ def test_rows_of_another_number_of_ranks_are_kept_when_whole_and_removed_when_no
 
 
 def test_a_user_without_harder_tasks_gets_a_null_and_the_reason(
-    config: StageConfig, inputs: dict[str, Result], attempt: Callable[[], Path], tmp_path: Path
+    config: StageConfig, inputs: dict[str, Result], evaluate_attempt: Callable[[], Path], tmp_path: Path
 ) -> None:
     synth = tmp_path / "synth"
     shutil.copytree(inputs["synth"].folder, synth)
@@ -197,7 +198,7 @@ def test_a_user_without_harder_tasks_gets_a_null_and_the_reason(
     manifest = json.loads((synth / NAME).read_text())
     manifest["files"] = [file for file in manifest["files"] if not file["path"].startswith("harder/")]
     (synth / NAME).write_text(json.dumps(manifest))
-    folder = attempt()
+    folder = evaluate_attempt()
     run(config, {**inputs, "synth": Result(synth / NAME)}, folder, Job())
     report = read_report(folder)
     assert report["policies"]["rl"]["generalisation"] is None
