@@ -1,7 +1,6 @@
 """What the documents say of the tree is true: links lead somewhere, and the README's tree is the tree."""
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -65,18 +64,14 @@ def test_the_readme_tree_names_only_what_exists():
         assert (ROOT / path).is_dir() if is_folder else (ROOT / path).is_file(), path
 
 
-def test_the_readme_tree_lists_every_file():
+def test_the_readme_tree_lists_every_file(tracked):
     """A folder that is listed without its contents stands for them, except in the five packages."""
     tree = readme_tree()
     whole = [path for path, is_folder in tree.items() if is_folder and not any(p.startswith(f"{path}/") for p in tree)]
     assert [path for path in whole if path.split("/")[0] in PACKAGES] == []
-    command = ["git", "-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = [
-        name for name in subprocess.check_output(command, cwd=ROOT, text=True).split("\0") if (ROOT / name).is_file()
-    ]
     missing = [
         name
-        for name in names
+        for name in tracked
         if name not in tree and Path(name).name != "__init__.py" and not any(name.startswith(f"{p}/") for p in whole)
     ]
     assert missing == []
