@@ -24,7 +24,7 @@ class SlurmConfig(Section):
     """The executor and the site's Slurm settings."""
 
     executor: Literal["auto", "local", "slurm"] = "auto"
-    """auto: Slurm when `sbatch` is there, else local processes."""
+    """auto: Slurm when `sbatch` is there and knows a cluster, else local processes."""
     account: str | None = None
     partition: str | None = None
     signal_seconds: PositiveInt = 120

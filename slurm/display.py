@@ -1,4 +1,4 @@
-"""What a person sees while a stage runs: its log, and a progress bar, or a line now and then where there is no terminal."""
+"""What a person sees while a stage runs: its log, and a progress bar or, without a terminal, a line now and then."""
 
 import time
 from pathlib import Path

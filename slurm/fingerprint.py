@@ -3,6 +3,7 @@
 import ast
 import functools
 import json
+import re
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("workflow", "slurm", "stages", "data", "checkpoints")
 BESIDE = (".yaml", ".yml", ".jinja", ".html", ".css", ".js", ".json")
 """What counts as code besides Python: algorithms and page templates."""
+MODULE = re.compile(r"\w+(\.\w+)+")
 LENGTH = 12
 """Characters of a fingerprint in the name of an attempt folder."""
 
@@ -77,14 +79,15 @@ def _tree(path: Path) -> ast.Module:
 
 
 def _imported(path: Path) -> Iterator[Path]:
-    """Files of this repository that a file imports, wherever in it."""
+    """Files of this repository that a file imports, wherever in it, or names as a module in a string."""
     for node in ast.walk(_tree(path)):
+        names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-        else:
-            continue
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and MODULE.fullmatch(node.value):
+            names = [node.value]
         for name in names:
             if name.split(".")[0] in PACKAGES:
                 base = ROOT.joinpath(*name.split("."))

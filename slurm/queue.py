@@ -1,9 +1,12 @@
 """What Slurm says about jobs: squeue, sacct and scancel, and nothing made up when they do not answer."""
 
+import os
 import re
+import shutil
 import subprocess
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 TIMEOUT_SECONDS = 60
 ABSENT = re.compile(r"Invalid job id", re.IGNORECASE)
@@ -19,6 +22,21 @@ class Said:
 
     state: str
     reason: str = ""
+
+
+def is_here() -> bool:
+    """Whether this machine is a client of a Slurm cluster, which may be out of order at the moment.
+
+    The commands alone do not make it one: distributions install them without a cluster to talk to.
+    """
+    if shutil.which("sbatch") is None or shutil.which("srun") is None:
+        return False
+    if os.environ.get("SLURM_CONF") or Path("/etc/slurm/slurm.conf").exists():
+        return True
+    try:
+        return bool(_ask("scontrol", "show", "config"))  # a cluster that hands out its configuration
+    except NoAnswer:
+        return False
 
 
 def squeue(job_id: str) -> Said | None:
@@ -40,7 +58,7 @@ def sacct(job_id: str) -> Said | None:
 
 
 def find_by_name(name: str, since: float) -> str | None:
-    """Id of the job with this unique name, queued, running or ended after the Unix time `since`; None when there is none.
+    """Id of the job with this unique name, queued, running or ended after the Unix time `since`; None without one.
 
     Raises NoAnswer when squeue does not answer. Where there is no accounting, a job that squeue has forgotten is lost
     to this search; what it made is found on disk.

@@ -1,7 +1,6 @@
 """Submit a stage through submitit, or attach to the job that runs it already. The only file that imports submitit."""
 
 import os
-import shutil
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from slurm import local, queue
 from slurm.attempt import LOGS, Request, open_attempt
 from slurm.config import SlurmConfig
 from slurm.job import run_stage
+from slurm.record import FILE as RECORD
 from slurm.record import Executor, Record, attempts, is_finished, read_record, record_lock, write_record
 from slurm.state import Kind, cancel, query
 from slurm.verdict import clear_verdicts
@@ -65,7 +65,7 @@ def choose_executor(config: SlurmConfig) -> Executor:
     """The executor that the config names, or that this machine offers."""
     if config.executor != "auto":
         return config.executor
-    return "slurm" if shutil.which("sbatch") and shutil.which("srun") else "local"
+    return "slurm" if queue.is_here() else "local"
 
 
 def submit_or_attach(request: Request) -> Attached:
@@ -150,7 +150,13 @@ def _find_job(attempt: Path, record: Record) -> Record:
     if record.job_id is not None:
         return record
     if record.executor == "slurm":
-        return record.model_copy(update={"job_id": queue.find_by_name(record.job_name, record.submitted)})
+        try:
+            return record.model_copy(update={"job_id": queue.find_by_name(record.job_name, record.submitted)})
+        except queue.NoAnswer as error:
+            raise queue.NoAnswer(
+                f"{error}\nso nobody can tell whether the job {record.job_name} was submitted; run again when Slurm "
+                f"answers, or delete {attempt.parent / RECORD} if you know that it was not"
+            ) from error
     process = local.find(attempt, None)
     return record.model_copy(update={"job_id": str(process.pid)}) if process else record
 
@@ -238,21 +244,24 @@ def in_own_session(submit: Callable[[], None]) -> None:
     The job is then out of reach of the terminal's Ctrl-C and hang-up, and a kill of this process does not stop a
     submit half-way: the child goes on, still under the lock that it has inherited, until the job is noted.
     """
+    reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        code = 1
+        os.close(reader)
         try:
             os.setsid()
             submit()
-            code = 0
         except BaseException as error:  # noqa: BLE001 - a forked child must not return into its parent's code
-            print(f"error: the job could not be submitted: {error}", flush=True)
+            os.write(writer, f"{type(error).__name__}: {error}".encode())
         finally:
-            os._exit(code)
-    _, status = os.waitpid(child, 0)
-    if status != 0:
-        raise SubmitError("the job was not submitted")
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, errors="replace") as stream:
+        trouble = stream.read()
+    os.waitpid(child, 0)
+    if trouble:
+        raise SubmitError(f"the job could not be submitted: {trouble}")
 
 
 class SubmitError(Exception):
-    """The submit failed; what sbatch or the system said has been printed."""
+    """The submit failed, and this is what sbatch or the system said."""

@@ -39,11 +39,12 @@ def _key(location: Sequence[int | str], values: Mapping[str, Any]) -> Key:
     key: list[str] = []
     found: Any = values
     for part in location:
-        if (isinstance(found, Mapping) and part in found) or (isinstance(found, list | tuple) and isinstance(part, int) and part < len(found)):
+        try:
             found = found[part]
-            key.append(str(part))
-        elif part is location[-1]:
-            key.append(str(part))
+        except (KeyError, IndexError, TypeError):
+            if part is not location[-1]:
+                continue
+        key.append(str(part))
     return tuple(key)
 
 

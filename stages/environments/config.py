@@ -13,9 +13,9 @@ class ArithmeticConfig(Section):
     name: Literal["arithmetic"] = "arithmetic"
     modulus: int = Field(default=10, ge=2, le=100)
     """Values live in 0..modulus-1."""
-    operators: tuple[PositiveInt, ...] = Field((2, 3, 4), min_length=1)
+    operators: tuple[PositiveInt, ...] = Field(default=(2, 3, 4), min_length=1)
     """Numbers of operators in the tasks that are trained on."""
-    harder_operators: tuple[PositiveInt, ...] = Field((5, 6), min_length=1)
+    harder_operators: tuple[PositiveInt, ...] = Field(default=(5, 6), min_length=1)
     """Numbers of operators in the generalisation tasks, never trained on."""
     misread_rate: float = Field(default=0.7, ge=0, le=1)
     """Share of demonstrations written by an annotator who reads * as +; the verifier is never fooled."""

@@ -1,0 +1,44 @@
+# The pipeline: synth -> sft -> rl -> evaluate, one rule file a stage. `snakemake --cores 2` runs it all.
+import sys
+
+from workflow.config import load
+from workflow.paths import RunPaths
+from workflow.request import triggers
+from workflow.session import accept_published, begin
+
+settings = load([str(path) for path in workflow.configfiles], workflow.config_settings.config)
+paths = RunPaths(settings.name)
+python = sys.executable
+
+
+localrules:
+    all,
+    synth,
+    sft,
+    rl,
+    evaluate,
+
+
+rule all:
+    input:
+        paths.manifest("evaluate"),
+        paths.report,
+        paths.dashboard,
+
+
+include: "workflow/rules/synth.smk"
+include: "workflow/rules/sft.smk"
+include: "workflow/rules/rl.smk"
+include: "workflow/rules/evaluate.smk"
+
+
+onstart:
+    begin(settings)
+
+
+onsuccess:
+    accept_published(settings)
+
+
+onerror:
+    accept_published(settings)

@@ -1,0 +1,131 @@
+"""The command `qianka`. Every part that takes time to import is imported by the command that needs it."""
+
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    help="Post-training of language models as one pipeline: synth, sft, rl, evaluate.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Arguments = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[CONFIG.yaml]... [KEY=VALUE]...",
+        help="Config files, the later over the earlier, and overrides such as rl.learning_rate=3e-4. "
+        "Without a file: the shipped demo.",
+        show_default=False,
+    ),
+]
+Cores = Annotated[int | None, typer.Option(min=1, help="Cores of this machine for local jobs; all by default.")]
+
+
+@contextmanager
+def mistakes_shown() -> Generator[None]:
+    """End with one message and exit code 2 where the user can mend it, 1 where the cluster must."""
+    from slurm.queue import NoAnswer
+    from slurm.submit import SubmitError
+
+    try:
+        yield
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(2) from error
+    except (NoAnswer, SubmitError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(1) from error
+
+
+@app.command()
+def run(arguments: Arguments = None, cores: Cores = None) -> None:
+    """Run what is missing or out of date, and end with a table of what came of it."""
+    with mistakes_shown():
+        from workflow.config import load
+        from workflow.pipeline import run_pipeline
+
+        raise typer.Exit(run_pipeline(load(arguments or []), cores))
+
+
+@app.command()
+def plan(arguments: Arguments = None) -> None:
+    """Say what would run and why, and draw the algorithm. Nothing is started or written."""
+    with mistakes_shown():
+        from workflow.config import load
+        from workflow.pipeline import show_plan
+
+        show_plan(load(arguments or []))
+
+
+@app.command()
+def stage(
+    name: Annotated[str, typer.Argument(help="synth, sft, rl or evaluate.")],
+    arguments: Arguments = None,
+    cores: Cores = None,
+    log: Annotated[Path | None, typer.Option(help="Also write what the terminal shows to this file.")] = None,
+    here: Annotated[
+        bool, typer.Option("--here", help="This process's own Slurm job is the stage's: note it, print the folder.")
+    ] = False,
+    publish: Annotated[bool, typer.Option("--publish", help="Publish the result of a job made with --here.")] = False,
+) -> None:
+    """Run one stage alone: submit its job or find the one that runs, wait, and publish its result."""
+    with mistakes_shown():
+        from workflow import stage as stages
+        from workflow.config import INPUTS, load
+
+        if name not in INPUTS:
+            raise ValueError(f"there is no stage {name!r}; the stages are {', '.join(INPUTS)}")
+        config = load(arguments or [])
+        if here:
+            print(stages.take_over_stage(config, name, cores))
+        elif publish:
+            stages.publish_stage(config, name)
+        else:
+            raise typer.Exit(stages.run_stage(config, name, cores, log))
+
+
+@app.command()
+def status(runs: Annotated[list[str] | None, typer.Argument(help="Names of runs; all by default.")] = None) -> None:
+    """Show the stages of a run, their jobs and progress, and the lineage of its last result."""
+    with mistakes_shown():
+        from rich.console import Console
+
+        from workflow.paths import RUNS, known_runs
+        from workflow.status import render
+
+        known = known_runs()
+        for name in runs or known:
+            if name not in known:
+                raise ValueError(
+                    f"there is no run {name!r} in {RUNS.resolve()}; there are {', '.join(known) or 'none'}"
+                )
+            Console().print(render(name))
+        if not known:
+            print(f"no runs in {RUNS.resolve()} yet; `qianka run` starts one")
+
+
+@app.command()
+def schema(
+    write: Annotated[bool, typer.Option("--write", help="Write it to workflow/configs/schema.json.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Fail when schema.json is another one.")] = False,
+) -> None:
+    """Print the JSON schema of the config: every key, its type, default and meaning."""
+    from workflow.config import SCHEMA, schema_text
+
+    if write:
+        SCHEMA.write_text(schema_text())
+    elif not check:
+        print(schema_text(), end="")
+    elif not SCHEMA.exists() or SCHEMA.read_text() != schema_text():
+        print(f"error: {SCHEMA} is out of date; `qianka schema --write` makes it", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    app()

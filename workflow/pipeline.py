@@ -1,0 +1,109 @@
+"""`qianka run` and `qianka plan`: the whole pipeline through Snakemake, what it would do, and what came of it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from slurm.fingerprint import ROOT
+from workflow.config import RunConfig
+from workflow.paths import RunPaths
+from workflow.plan import StagePlan, make_plan, stale
+from workflow.preflight import check_config
+from workflow.session import begin, check_owner, release
+
+
+def run_pipeline(run: RunConfig, cores: int | None) -> int:
+    """Hand the run to Snakemake and wait for it. Returns the exit code.
+
+    Snakemake knows what it ran from this working directory, the manifests know what was ever run: a stage that either
+    finds out of date is run again.
+    """
+    begin(run)
+    paths = RunPaths(run.name)
+    plans = make_plan(run)
+    _print_plan(plans)
+    again = stale(plans, run)
+    release(run)
+    command = [sys.executable, "-P", "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile")]
+    command += [
+        "--configfile",
+        str(paths.config),
+        "--cores",
+        str(cores or "all"),
+        "--quiet",
+        "rules",
+        "progress",
+        "host",
+    ]
+    if again:
+        command += ["--forcerun", *again]
+    code = _in_front(command)
+    if code == 0:
+        print_summary(paths)
+    return code
+
+
+def show_plan(run: RunConfig) -> None:
+    """Print what would run and why, and the algorithm of the rl stage."""
+    check_config(run)
+    check_owner(run)
+    _print_plan(make_plan(run))
+    _print_algorithm(run)
+
+
+def _in_front(command: list[str]) -> int:
+    """Run a command in a process group of its own and pass signals on to the whole group, each of them once."""
+    child = subprocess.Popen(command, process_group=0)
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        os.killpg(child.pid, number)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, pass_on)
+    code = child.wait()
+    return code if code >= 0 else 128 - code
+
+
+def _print_plan(plans: list[StagePlan]) -> None:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for plan in plans:
+        word = "run" if plan.reasons else "keep"
+        table.add_row(plan.stage, Text(word, style="bold" if plan.reasons else "dim"), Text("\n".join(plan.reasons)))
+    Console().print(table)
+
+
+def _print_algorithm(run: RunConfig) -> None:
+    from stages.algorithms.load import load_algorithm
+
+    algorithm = load_algorithm(run.rl.algorithm)
+    tree = Tree(Text(f"algorithm {algorithm.name}: {algorithm.description}"))
+    for title, nodes in (("experience, once a step", algorithm.experience), ("update", algorithm.update)):
+        branch = tree.add(title)
+        for node in nodes:
+            takes = f" <- {', '.join(node.takes.values())}" if node.takes else ""
+            branch.add(Text(f"{node.name} = {node.operator.name}{takes}"))
+    Console().print(tree)
+
+
+def print_summary(paths: RunPaths) -> None:
+    """The table that a run ends with, and where its dashboard is."""
+    from stages.evaluate.summary import COLUMNS, summary
+
+    report = json.loads(paths.report.read_text())
+    table = Table(title=f"run {paths.name}", title_justify="left")
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column == "stage" else "right")
+    for row in summary(report):
+        table.add_row(*(str(getattr(row, column)) for column in COLUMNS))
+    console = Console()
+    console.print(table)
+    console.print(Text(f"dashboard: {Path(paths.dashboard).resolve()}"), soft_wrap=True)

@@ -1,0 +1,115 @@
+"""What would run, and why: the published results compared with what the config, the inputs and the code are now."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from checkpoints.manifest import NAME, Manifest, Result
+from data.progress import read_progress
+from slurm import state
+from slurm.attempt import JOB, read_job_file
+from slurm.fingerprint import code_digest, code_files, code_version
+from slurm.queue import NoAnswer
+from slurm.record import read_record
+from slurm.state import Kind
+from workflow.config import INPUTS, RunConfig
+from workflow.layers import Key
+from workflow.paths import RunPaths
+from workflow.request import file_digests
+
+SHOWN_FILES = 4
+ABSENT = "(absent)"
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """One stage, and why it would run; no reason means that its result is up to date."""
+
+    stage: str
+    reasons: tuple[str, ...]
+
+
+def make_plan(run: RunConfig) -> list[StagePlan]:
+    """The stages in order. Raises ValueError when a published manifest is damaged."""
+    plans: list[StagePlan] = []
+    for stage in INPUTS:
+        before = [plan.stage for plan in plans if plan.reasons and plan.stage in INPUTS[stage]]
+        plans.append(StagePlan(stage, tuple(_reasons(run, stage, before))))
+    return plans
+
+
+def _reasons(run: RunConfig, stage: str, before: list[str]) -> Iterator[str]:
+    paths = RunPaths(run.name)
+    published = paths.manifest(stage)
+    if not published.exists():
+        yield _unfinished(paths.stage(stage))
+        return
+    result = Result(published)
+    manifest, attempt = result.manifest, paths.stage(stage) / result.manifest.attempt
+    yield from _config_changes(manifest, run.stage_json(stage))
+    yield from _file_changes(attempt, file_digests(run.stage_json(stage)))
+    yield from _code_changes(manifest, attempt)
+    for name in INPUTS[stage]:
+        if name in before:
+            yield f"input: {name} runs before it"
+        elif not paths.manifest(name).exists() or Result(paths.manifest(name)).digest != manifest.inputs.get(name):
+            yield f"input: the result of {name} is another one now"
+    if stage == "evaluate":
+        yield from (f"{path} is missing" for path in (paths.report, paths.dashboard) if not path.exists())
+
+
+def _unfinished(folder: Path) -> str:
+    """No result yet; or an attempt is under way."""
+    record = read_record(folder) if folder.is_dir() else None
+    if record is None or record.accepted:
+        return "there is no result yet"
+    try:
+        found = state.query(folder, record)
+    except (ValueError, NoAnswer) as error:
+        return f"attempt {record.attempt} is not finished ({error})"
+    reading = read_progress(folder / record.attempt)
+    far = f" at {reading['done']}/{reading['total']} {reading['unit']}" if reading else ""
+    if found.kind is Kind.ENDED:
+        return f"attempt {record.attempt} was interrupted{far}"
+    return f"attempt {record.attempt}{far}: {found.text}"
+
+
+def _config_changes(manifest: Manifest, now: Mapping[str, Any]) -> Iterator[str]:
+    old, new = dict(_leaves(manifest.config)), dict(_leaves(now))
+    for key in sorted(old.keys() | new.keys()):
+        if old.get(key, ABSENT) != new.get(key, ABSENT):
+            yield f"config: {'.'.join(key)} {old.get(key, ABSENT)} -> {new.get(key, ABSENT)}"
+
+
+def _leaves(values: Mapping[str, Any], above: Key = ()) -> Iterator[tuple[Key, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, (*above, name))
+        else:
+            yield (*above, name), value
+
+
+def _file_changes(attempt: Path, now: Mapping[str, str]) -> Iterator[str]:
+    if (attempt / JOB).exists():
+        before = read_job_file(attempt).files
+        yield from (f"file: {key} has another content" for key in now if now[key] != before.get(key))
+
+
+def _code_changes(manifest: Manifest, attempt: Path) -> Iterator[str]:
+    if manifest.code_digest == code_digest(manifest.stage):
+        return
+    drift = f"code: {manifest.code_version or 'unversioned'} -> {code_version() or 'unversioned'}"
+    if not (attempt / JOB).exists():
+        yield drift
+        return
+    old, new = read_job_file(attempt).code, code_files(manifest.stage)
+    changed = sorted(path for path in old.keys() | new.keys() if old.get(path) != new.get(path))
+    more = f" and {len(changed) - SHOWN_FILES} more" if len(changed) > SHOWN_FILES else ""
+    yield f"{drift} in {', '.join(changed[:SHOWN_FILES])}{more}"
+
+
+def stale(plans: list[StagePlan], run: RunConfig) -> list[str]:
+    """Stages that have a result which is out of date."""
+    paths = RunPaths(run.name)
+    return [plan.stage for plan in plans if plan.reasons and (paths.stage(plan.stage) / NAME).exists()]

@@ -1,0 +1,95 @@
+"""What can be found wrong before a node is asked for. Knows no torch."""
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+from checkpoints.commit import commit
+from slurm.submit import choose_executor
+from stages.environments.config import RowsConfig
+from workflow.config import INPUTS, RunConfig
+
+CHECKED_ROWS = 1000
+
+
+def check_config(run: RunConfig) -> None:
+    """Raise ValueError with the key, the path and what to do, for the first thing that would make the run fail."""
+    check_model(run)
+    check_rows(run)
+    check_algorithm(run)
+    check_resources(run)
+
+
+def check_model(run: RunConfig) -> None:
+    """The model folder is one that transformers can load."""
+    if not run.model.folder:
+        return
+    folder = Path(run.model.folder)
+    wanted = "a Hugging Face folder (config.json, safetensors, tokenizer)"
+    if not folder.is_dir():
+        beside = "" if folder.is_absolute() else f", neither in {Path.cwd()} nor beside the config file"
+        raise ValueError(f"model.folder: there is no folder {folder}{beside}; it should be {wanted}")
+    if not (folder / "config.json").exists():
+        raise ValueError(f"model.folder: {folder} has no config.json; it should be {wanted}")
+    if not any(folder.glob("*.safetensors")):
+        raise ValueError(f"model.folder: {folder} has no *.safetensors file; it should be {wanted}")
+
+
+def check_rows(run: RunConfig) -> None:
+    """The user's own files parse, as far as the first rows show."""
+    if not isinstance(run.environment, RowsConfig):
+        return
+    if not run.environment.path:
+        raise ValueError("environment.path is empty; name the .jsonl or .parquet file that holds your rows")
+    from data.user_rows import check_user_file
+
+    for key in ("path", "harder_path"):
+        value = getattr(run.environment, key)
+        if not value:
+            continue
+        try:
+            check_user_file(Path(value), CHECKED_ROWS)
+        except ValueError as error:
+            raise ValueError(f"environment.{key}: {error}") from error
+
+
+def check_algorithm(run: RunConfig) -> None:
+    """The algorithm is there, and its graph can be executed."""
+    from stages.algorithms.load import load_algorithm
+
+    load_algorithm(run.rl.algorithm)
+
+
+def check_resources(run: RunConfig) -> None:
+    """The executor is there and can give the shape that is asked for."""
+    executor = choose_executor(run.slurm)
+    if executor == "slurm":
+        missing = [command for command in ("sbatch", "srun", "squeue") if shutil.which(command) is None]
+        if missing:
+            raise ValueError(f"slurm.executor is slurm, but there is no {missing[0]} here; take slurm.executor=local")
+        return
+    for stage in INPUTS:
+        nodes = getattr(run.slurm, stage).nodes
+        if nodes > 1:
+            raise ValueError(f"slurm.{stage}.nodes is {nodes}, but without Slurm there is one; set it to 1")
+
+
+def check_folder(folder: Path) -> None:
+    """The run folder takes files."""
+    probe = folder / ".probe"
+    try:
+        with commit(probe) as aside:
+            aside.write_bytes(os.urandom(4096))
+        probe.unlink()
+    except OSError as error:
+        reason = {
+            errno.ENOSPC: "the disk is full",
+            errno.EDQUOT: "your quota of this disk is used up",
+            errno.EROFS: "the disk is mounted read-only",
+            errno.EACCES: "you may not write there",
+        }.get(error.errno or 0, error.strerror)
+        raise ValueError(
+            f"{folder.resolve()}: cannot write the run's files: {reason}; free some space, change the permissions, or "
+            "work in another folder"
+        ) from error

@@ -1,0 +1,65 @@
+"""From the run's config to what `slurm` is asked for, and what a stage's result depends on."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from checkpoints.manifest import digest, file_digest
+from slurm.attempt import Request
+from slurm.fingerprint import code_digest
+from workflow.config import INPUTS, RunConfig
+from workflow.layers import PATHS
+from workflow.paths import RunPaths
+
+
+def make_request(run: RunConfig, stage: str, cpus: int | None = None) -> Request:
+    """The request for one stage of a run; `cpus` is how many cores of this machine a local job may use."""
+    paths = RunPaths(run.name)
+    shown = {"report.json": paths.report, "dashboard.html": paths.dashboard} if stage == "evaluate" else {}
+    return Request(
+        run=run.name,
+        stage=stage,
+        folder=paths.stage(stage).resolve(),
+        config=run.stage_json(stage),
+        inputs={name: paths.manifest(name).resolve() for name in INPUTS[stage]},
+        files=file_digests(run.stage_json(stage)),
+        slurm=run.slurm,
+        cpus=cpus or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cpus or os.cpu_count() or 1,
+        publish={name: place.resolve() for name, place in shown.items()},
+    )
+
+
+def triggers(run: RunConfig, stage: str) -> dict[str, str]:
+    """What makes Snakemake run a stage again besides its inputs, as plain values for its params.
+
+    Nothing here reads the result or the scheduler, and resources are no part of it.
+    """
+    config = run.stage_json(stage)
+    return {
+        "config": json.dumps(config, sort_keys=True),
+        "files": digest(file_digests(config)),
+        "code": code_digest(stage),
+    }
+
+
+def file_digests(config: Mapping[str, Any]) -> dict[str, str]:
+    """Digests of the user's own files and folders that a stage's config names, by key; absent ones are left out."""
+    found: dict[str, str] = {}
+    for section, key in PATHS:
+        value = config.get(section, {}).get(key, "")
+        if value and Path(value).exists():
+            path = Path(value)
+            found[f"{section}.{key}"] = _model_digest(path) if path.is_dir() else file_digest(path)
+    return found
+
+
+def _model_digest(folder: Path) -> str:
+    """Of a model folder: its small files, and the sizes of the weights, which would take minutes to read."""
+    parts = {
+        path.name: file_digest(path) if path.suffix == ".json" else str(path.stat().st_size)
+        for path in sorted(folder.iterdir())
+        if path.is_file()
+    }
+    return digest(parts)

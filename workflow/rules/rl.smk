@@ -1,0 +1,14 @@
+# Reinforcement learning from the verifier's reward.
+rule rl:
+    input:
+        paths.manifest("synth"),
+        paths.manifest("sft"),
+    output:
+        paths.manifest("rl"),
+    log:
+        paths.log("rl"),
+    threads: workflow.cores
+    params:
+        **triggers(settings, "rl"),
+    shell:
+        "{python:q} -P -m workflow.cli stage rl {paths.config:q} --cores {threads} --log {log:q}"

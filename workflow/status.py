@@ -1,0 +1,115 @@
+"""Where a run stands: its stages and jobs, how far they are, what they measured, and where each number comes from."""
+
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from checkpoints.manifest import Manifest, Result
+from data.progress import read_progress
+from slurm import state
+from slurm.display import pace
+from slurm.queue import NoAnswer
+from slurm.record import Record, read_record
+from slurm.state import Kind
+from workflow.config import INPUTS
+from workflow.paths import RunPaths
+
+SHOWN_METRICS = 4
+
+
+def render(name: str) -> RenderableType:
+    """The run's table of stages, and below it the lineage of its last result."""
+    paths = RunPaths(name)
+    table = Table(title=f"run {name}", title_justify="left", expand=False)
+    for column in ("stage", "state", "attempt", "job", "progress", "metrics"):
+        table.add_column(column, overflow="fold")
+    for stage in INPUTS:
+        table.add_row(stage, *(Text(cell) for cell in _cells(paths, stage)))
+    last = next((stage for stage in reversed(INPUTS) if paths.manifest(stage).exists()), None)
+    parts: list[RenderableType] = [table]
+    if last:
+        parts.append(lineage(paths, last))
+    if paths.dashboard.exists():
+        parts.append(Text(f"dashboard: {paths.dashboard}"))
+    return Group(*parts)
+
+
+def _cells(paths: RunPaths, stage: str) -> tuple[str, str, str, str, str]:
+    folder = paths.stage(stage)
+    record = read_record(folder) if folder.is_dir() else None
+    manifest = Result(paths.manifest(stage)).manifest if paths.manifest(stage).exists() else None
+    attempt = record.attempt if record else manifest.attempt if manifest else ""
+    progress = _progress(folder / attempt) if attempt else ""
+    if manifest and (record is None or record.attempt == manifest.attempt):
+        return "done", attempt, _job(record), progress, _metrics(manifest)
+    if record is None:
+        return "not started", "", "", "", ""
+    return _state(folder, record), attempt, _job(record), progress, ""
+
+
+def _state(folder: Path, record: Record) -> str:
+    try:
+        found = state.query(folder, record)
+    except (NoAnswer, ValueError) as error:
+        return f"unknown: {error}"
+    if found.kind is Kind.ENDED:
+        return f"interrupted ({found.text})"
+    return "finished, not published" if found.kind is Kind.FINISHED else found.text
+
+
+def _job(record: Record | None) -> str:
+    if record is None or record.job_id is None:
+        return ""
+    return f"{record.job_id}" if record.executor == "slurm" else f"process {record.job_id} on {record.host}"
+
+
+def _progress(attempt: Path) -> str:
+    reading = read_progress(attempt)
+    if reading is None:
+        return ""
+    done = f"{reading['done']}/{reading['total']} {reading['unit']}"
+    return done if reading["done"] == reading["total"] else f"{done}, {pace(reading)}"
+
+
+def _metrics(manifest: Manifest) -> str:
+    shown = [(key, value) for key, value in manifest.metrics.items() if value is not None][:SHOWN_METRICS]
+    return ", ".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in shown)
+
+
+def lineage(paths: RunPaths, stage: str) -> Tree:
+    """What the result of a stage was made from, back to the rule engine and its seed."""
+    tree = Tree(Text("lineage"))
+    _grow(tree, paths, stage, "")
+    return tree
+
+
+def _grow(tree: Tree, paths: RunPaths, stage: str, wanted: str) -> None:
+    """Add the stage and what it read; each stage names its inputs by the digest of their manifests."""
+    if not paths.manifest(stage).exists():
+        tree.add(Text(f"{stage} {wanted[:12]}: no longer here"))
+        return
+    result = Result(paths.manifest(stage))
+    if wanted and result.digest != wanted:
+        tree.add(Text(f"{stage} {wanted[:12]}: replaced by {result.manifest.attempt} since"))
+        return
+    branch = tree.add(Text(_origin(result.manifest)))
+    for name in INPUTS[stage][-1:]:  # the nearest input; it names the ones before it, which this stage has read too
+        _grow(branch, paths, name, result.manifest.inputs[name])
+
+
+def _origin(manifest: Manifest) -> str:
+    """One line: the attempt, the code, the digests, and for the first stage the rule engine and its seed."""
+    parts = [f"{manifest.stage} {manifest.attempt}", f"code {manifest.code_version or manifest.code_digest[:12]}"]
+    for label, value in (
+        ("weights", manifest.weights_digest),
+        ("tokenizer", manifest.tokenizer_digest),
+        ("environment", manifest.environment_hash),
+    ):
+        if value:
+            parts.append(f"{label} {value[:12]}")
+    if not manifest.inputs:
+        parts.append(f"rule engine {manifest.config['environment']['name']}, seed {manifest.config['seed']}")
+    return ", ".join(parts)
