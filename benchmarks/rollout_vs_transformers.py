@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 import torch
-from transformers import AutoModelForCausalLM, GenerationMixin, PreTrainedModel, Qwen3Config
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
 from stages.rollout.config import SamplingConfig
 from stages.rollout.engine import Request, TorchEngine
@@ -55,7 +55,7 @@ def measure() -> dict[str, str | float]:
     }
 
 
-def _models() -> tuple[GenerationMixin, PreTrainedModel]:
+def _models() -> tuple[PreTrainedModel, PreTrainedModel]:
     """The same 3.7M random weights, attending in transformers' way and in the engine's."""
     torch.manual_seed(0)
     config = Qwen3Config(
@@ -76,7 +76,7 @@ def _models() -> tuple[GenerationMixin, PreTrainedModel]:
 
 
 @torch.inference_mode()
-def _generate(model: GenerationMixin, prompts: list[list[int]], lengths: list[int], batch_size: int) -> None:
+def _generate(model: PreTrainedModel, prompts: list[list[int]], lengths: list[int], batch_size: int) -> None:
     for start in range(0, len(prompts), batch_size):
         batch = torch.tensor(prompts[start : start + batch_size])
         longest = max(lengths[start : start + batch_size])

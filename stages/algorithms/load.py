@@ -1,0 +1,223 @@
+"""From an algorithm file to an algorithm: every name, value, kind and order is checked before anything runs."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from difflib import get_close_matches
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+from stages.algorithms import advantages, losses, operators
+from stages.algorithms.algorithm import FORWARD, LOSS, Algorithm, Node
+from stages.algorithms.kinds import GIVEN, Kind
+from stages.algorithms.operator import OPERATORS, Operator, providers
+from stages.algorithms.spec import AlgorithmSpec, NodeSpec, read_spec
+
+SHIPPED = Path(__file__).parent
+OPERATOR_MODULES = (operators, advantages, losses)
+"""Where operators live: to import a module is to register its operators."""
+
+
+def load_algorithm(name: str) -> Algorithm:
+    """A shipped algorithm by its name, or the file at a path.
+
+    Raises ValueError that names the file and the node, says what is wrong, and what would be right.
+    """
+    shipped = sorted(path.stem for path in SHIPPED.glob("*.yaml"))
+    path = SHIPPED / f"{name}.yaml" if name in shipped else Path(name)
+    if not path.is_file():
+        raise ValueError(
+            f"rl.algorithm: {name!r} is neither a shipped algorithm ({', '.join(shipped)}) nor a file"
+            f"{_near(name, shipped)}"
+        )
+    return Checker(path, read_spec(path)).algorithm()
+
+
+class Checker:
+    """Checks one file, section by section."""
+
+    def __init__(self, path: Path, spec: AlgorithmSpec) -> None:
+        """Nothing is known yet but the given quantities."""
+        self.path, self.spec = path, spec
+        self.kinds = dict(GIVEN)
+        self.made_in: dict[str, str] = dict.fromkeys(GIVEN, "given")
+
+    def algorithm(self) -> Algorithm:
+        """The algorithm of the file."""
+        spec = self.spec
+        self._check_names()
+        for section, nodes in (("experience", spec.experience), ("update", spec.update)):
+            for name, node in nodes.items():
+                self._declare(section, name, self._operator(section, name, node))
+        experience = self._nodes("experience", spec.experience)
+        update = self._nodes("update", spec.update)
+        self._check_loss()
+        self._check_metrics()
+        self._check_used((*experience, *update))
+        taken = {source for node in (*experience, *update) for source in node.takes.values()} | self._ends()
+        return Algorithm(
+            name=self.path.stem,
+            description=spec.description,
+            epochs=spec.epochs,
+            minibatches=spec.minibatches,
+            skip_where_zero=spec.skip_where_zero,
+            experience=tuple(_with_wanted(node, taken) for node in experience),
+            update=tuple(_with_wanted(node, taken) for node in update),
+            experience_metrics={m: s for m, s in spec.metrics.items() if self.made_in[s] == "experience"},
+            update_metrics={m: s for m, s in spec.metrics.items() if self.made_in[s] == "update"},
+            kinds=self.kinds,
+            carried=frozenset(s for node in update for s in node.takes.values() if self.made_in[s] != "update"),
+        )
+
+    def _check_names(self) -> None:
+        names = [*self.spec.experience, *self.spec.update]
+        for name in names:
+            if not name.isidentifier():
+                raise self._error(name, "a node's name is made of letters, digits and _")
+            if name in GIVEN:
+                raise self._error(name, "is the name of a given quantity; choose another")
+            if names.count(name) > 1:
+                raise self._error(name, "is in experience and in update; choose two names")
+
+    def _operator(self, section: str, name: str, node: NodeSpec) -> Operator:
+        """The node's operator, its values and the names of its inputs checked."""
+        op = OPERATORS.get(node.operator)
+        if op is None:
+            near = _near(node.operator, OPERATORS) or f"; the operators are {', '.join(sorted(OPERATORS))}"
+            raise self._error(name, f"there is no operator {node.operator!r}{near}")
+        if op.whole_batch and section == "update":
+            raise self._error(name, f"{op.name} compares samples of the whole batch: it belongs in experience")
+        for input_name in node.takes.keys() - op.inputs.keys():
+            wanted = f"it takes {', '.join(op.inputs) or 'nothing'}"
+            raise self._error(name, f"{op.name} has no input {input_name!r}{_near(input_name, op.inputs)}; {wanted}")
+        for value in node.values.keys() - op.values.keys():
+            wanted = f"it has {', '.join(op.values) or 'none'}"
+            raise self._error(name, f"{op.name} has no value {value!r}{_near(value, op.values)}; {wanted}")
+        for value in op.required_values:
+            if value not in node.values:
+                raise self._error(name, f"{op.name} needs the value {value!r}, under `values:`")
+        return op
+
+    def _declare(self, section: str, name: str, op: Operator) -> None:
+        for suffix, kind in op.gives.items():
+            self.kinds[name + suffix] = kind
+            self.made_in[name + suffix] = section
+
+    def _nodes(self, section: str, specs: Mapping[str, NodeSpec]) -> list[Node]:
+        """The section's nodes, in an order in which each finds what it takes."""
+        nodes = {name: self._node(section, name, spec) for name, spec in specs.items()}
+        forwards = [name for name, node in nodes.items() if node.operator.name == FORWARD]
+        if len(forwards) > 1:
+            raise self._error(forwards[1], f"a second forward pass would give the same: take from {forwards[0]}")
+        before = {name: [s.partition(".")[0] for s in node.takes.values()] for name, node in nodes.items()}
+        sorter = TopologicalSorter({name: [s for s in sources if s in nodes] for name, sources in before.items()})
+        try:
+            return [nodes[name] for name in sorter.static_order()]
+        except CycleError as error:
+            circle = " -> ".join(error.args[1])
+            raise self._error(section, f"each of these waits for the one before it: {circle}") from error
+
+    def _node(self, section: str, name: str, spec: NodeSpec) -> Node:
+        op = OPERATORS[spec.operator]
+        for input_name, kind in op.inputs.items():
+            if input_name not in spec.takes:
+                raise self._error(
+                    name, f"{op.name} needs the input {input_name!r} ({kind}); {self._who_gives(kind, input_name)}"
+                )
+            self._check_source(section, name, input_name, spec.takes[input_name], kind)
+        values = {value: self._value(name, op, value, given) for value, given in spec.values.items()}
+        return Node(name, op, dict(spec.takes), values)
+
+    def _value(self, name: str, op: Operator, value: str, given: object) -> object:
+        try:
+            return op.check_value(value, given)
+        except ValueError as error:
+            raise self._error(name, f"the value {value!r} of {op.name}: {error}") from error
+
+    def _check_source(self, section: str, name: str, input_name: str, source: str, kind: Kind) -> None:
+        """`source` is there, is of `kind`, and is made before `section` needs it."""
+        self._check_known(name, f"the input {input_name!r}", source, kind)
+        if section == "experience" and self.made_in[source] == "update":
+            raise self._error(name, f"{input_name!r} takes {source}, but the experience runs before the update")
+        found = self.kinds[source]
+        if section == "update" and kind is Kind.GROUP:
+            raise self._error(name, f"{input_name!r} is {kind}, and a micro-batch may hold a part of a group")
+        if found is not kind:
+            hint = "; over_tokens makes one of the other" if (found, kind) == (Kind.SAMPLE, Kind.TOKEN) else ""
+            raise self._error(name, f"{input_name!r} takes what is {kind}, but {source} is {found}{hint}")
+
+    def _check_known(self, name: str, what: str, source: str, kind: Kind | None) -> None:
+        if source in self.kinds:
+            return
+        node = source.partition(".")[0]
+        outputs = [quantity for quantity in self.kinds if quantity.partition(".")[0] == node]
+        if outputs:
+            hint = f"; {node} gives {', '.join(outputs)}"
+        else:
+            hint = _near(source, self.kinds)
+            hint += f"; {self._who_gives(kind, source.rpartition('.')[2])}" if kind else ""
+        raise self._error(name, f"nothing gives {source!r} for {what}{hint}")
+
+    def _who_gives(self, kind: Kind, output: str) -> str:
+        given = [name for name, its_kind in self.kinds.items() if its_kind is kind]
+        here = f"of this kind the file has {', '.join(given)}" if given else "the file has nothing of this kind"
+        return f"{here}, and these operators give it: {', '.join(providers(kind, output)) or 'none'}"
+
+    def _check_loss(self) -> None:
+        if LOSS not in self.spec.update:
+            makers = ", ".join(providers(Kind.SCALAR, ""))
+            raise self._error(
+                "update", f"has no node {LOSS!r}, which is what is minimised; it could be one of {makers}"
+            )
+        if self.kinds.get(LOSS) is not Kind.SCALAR:
+            raise self._error(LOSS, f"must be a scalar: {', '.join(providers(Kind.SCALAR, ''))}")
+
+    def _check_metrics(self) -> None:
+        for metric, source in self.spec.metrics.items():
+            self._check_known("metrics", metric, source, None)
+            if self.kinds[source] is Kind.GROUP or self.made_in[source] == "given":
+                raise self._error("metrics", f"{metric}: take a node's output per token, per sample, or a scalar")
+        skip = self.spec.skip_where_zero
+        if skip is not None:
+            self._check_known("skip_where_zero", "it", skip, None)
+            if self.made_in[skip] == "update" or self.kinds[skip] not in (Kind.SAMPLE, Kind.TOKEN):
+                raise self._error("skip_where_zero", f"{skip} must be of the experience, per sample or per token")
+
+    def _check_used(self, nodes: Iterable[Node]) -> None:
+        """Every node leads to the loss, a metric, or what decides on skipping: else it was wired wrongly."""
+        sources = {node.name: {source.partition(".")[0] for source in node.takes.values()} for node in nodes}
+        used = _reached(sources, self._ends())
+        for name in sources:
+            if name not in used:
+                raise self._error(name, "nobody takes what it gives: neither the loss, nor a metric, nor their inputs")
+        learned = _reached(sources, {LOSS})
+        if not any(name in learned and spec.operator == FORWARD for name, spec in self.spec.update.items()):
+            raise self._error(LOSS, f"does not follow from {FORWARD} in the update, so it has no gradient")
+
+    def _ends(self) -> set[str]:
+        skip = self.spec.skip_where_zero
+        return {LOSS, *self.spec.metrics.values(), *([] if skip is None else [skip])}
+
+    def _error(self, name: str, problem: str) -> ValueError:
+        section = next((s for s in ("experience", "update") if name in getattr(self.spec, s)), None)
+        return ValueError(f"{self.path}: {f'{section}.' if section else ''}{name}: {problem}")
+
+
+def _reached(sources: Mapping[str, set[str]], ends: Iterable[str]) -> set[str]:
+    """The nodes that `ends` are made of, themselves included."""
+    reached, waiting = set[str](), [end.partition(".")[0] for end in ends]
+    while waiting:
+        name = waiting.pop()
+        if name not in reached:
+            reached.add(name)
+            waiting += sources.get(name, ())
+    return reached
+
+
+def _with_wanted(node: Node, taken: set[str]) -> Node:
+    wanted = {output for output in node.operator.outputs if f"{node.name}.{output}" in taken}
+    return replace(node, wanted=frozenset(wanted))
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    close = get_close_matches(name, list(known), n=3)
+    return f"; did you mean {' or '.join(close)}?" if close else ""

@@ -1,0 +1,109 @@
+"""An operator is one decorated function. Its signature says what it takes, which values it has, and what it gives."""
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar, get_args, get_origin
+
+from pydantic import TypeAdapter, ValidationError
+
+from stages.algorithms.kinds import Batch, Kind
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+OPERATORS: dict[str, "Operator"] = {}
+"""All operators by name."""
+
+
+@dataclass(frozen=True)
+class Operator:
+    """What a function's signature says."""
+
+    name: str
+    function: Callable[..., Any]
+    takes_batch: bool
+    inputs: dict[str, Kind]
+    values: dict[str, inspect.Parameter]
+    outputs: dict[str, Kind]
+    """By name; the one output of a function that returns a single tensor has the name ''."""
+    whole_batch: bool
+    """It compares samples with each other, so it must see the whole batch: experience only."""
+
+    @property
+    def gives(self) -> dict[str, Kind]:
+        """Its outputs as they are written after the name of a node: `` or `.logprobs`."""
+        return {f".{name}" if name else "": kind for name, kind in self.outputs.items()}
+
+    def check_value(self, name: str, value: Any) -> Any:
+        """`value` in the type of the parameter. Raises ValueError that says what is wrong with it."""
+        annotation = self.values[name].annotation
+        try:
+            return TypeAdapter[Any](annotation).validate_python(value)
+        except ValidationError as error:
+            raise ValueError(f"{value!r}: {error.errors()[0]['msg'].lower()}") from error
+
+    @property
+    def required_values(self) -> list[str]:
+        """Values that have no default."""
+        return [name for name, parameter in self.values.items() if parameter.default is inspect.Parameter.empty]
+
+
+def operator(*, whole_batch: bool = False) -> Callable[[Function], Function]:
+    """Make a function an operator of its own name. The function itself stays as it is.
+
+    Its parameters: first `batch: Batch` if it needs one; then its inputs, annotated PerToken, PerSample, PerGroup or
+    Scalar; then, after `*`, its values, of any type that YAML has. It returns one quantity, or a NamedTuple of them.
+    """
+
+    def register(function: Function) -> Function:
+        described = describe(function, whole_batch)
+        assert described.name not in OPERATORS, f"two operators are called {described.name}"
+        OPERATORS[described.name] = described
+        return function
+
+    return register
+
+
+def describe(function: Callable[..., Any], whole_batch: bool) -> Operator:
+    """Read a function's signature. Raises TypeError where it does not follow the rules of `operator`."""
+    signature = inspect.signature(function, eval_str=True)
+    parameters = list(signature.parameters.values())
+    name = function.__name__
+    takes_batch = bool(parameters) and parameters[0].annotation is Batch
+    rest = parameters[1:] if takes_batch else parameters
+    inputs = {p.name: _kind(p.annotation, f"{name}({p.name})") for p in rest if p.kind is not p.KEYWORD_ONLY}
+    values = {p.name: p for p in rest if p.kind is p.KEYWORD_ONLY}
+    return Operator(name, function, takes_batch, inputs, values, _outputs(signature, name), whole_batch)
+
+
+def providers(kind: Kind, output: str) -> list[str]:
+    """Operators that give a quantity of `kind`, as a user would write them; those with an `output` so named first."""
+    found = [pair for op in OPERATORS.values() for pair in _gives(op, kind)]
+    named = [text for name, text in found if name == output]
+    return sorted(named) or sorted({text for _, text in found})
+
+
+def _gives(op: Operator, kind: Kind) -> Iterable[tuple[str, str]]:
+    for name, its_kind in op.outputs.items():
+        if its_kind is kind:
+            yield name, f"{op.name}.{name}" if name else op.name
+
+
+def _outputs(signature: inspect.Signature, name: str) -> dict[str, Kind]:
+    returned = signature.return_annotation
+    fields = getattr(returned, "_fields", None)
+    if fields is None:
+        return {"": _kind(returned, name)}
+    annotations = inspect.get_annotations(returned, eval_str=True)
+    return {field: _kind(annotations[field], f"{name}.{field}") for field in fields}
+
+
+def _kind(annotation: Any, where: str) -> Kind:
+    """The kind in PerToken and its like, also in `PerToken | None`."""
+    options = [annotation] if get_origin(annotation) is None or hasattr(annotation, "__metadata__") else []
+    options += [option for option in get_args(annotation) if option is not type(None)]
+    for option in options:
+        for note in getattr(option, "__metadata__", ()):
+            if isinstance(note, Kind):
+                return note
+    raise TypeError(f"operator {where}: annotate it PerToken, PerSample, PerGroup or Scalar, not {annotation}")
