@@ -1,11 +1,12 @@
-"""Tests that need a real Slurm cluster are left out, aloud, where none can be started; under CI that is an error.
+"""What all tests share: attempt folders, a config of seconds, the command `qianka`, and the rule for cluster tests.
 
-And what tests of several packages share.
+Tests that need a real Slurm cluster are left out, aloud, where none can be started; under CI that is an error.
 """
 
 import os
 import subprocess
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
