@@ -5,9 +5,10 @@ turns all rows into report.json and dashboard.html, which depend on nothing else
 """
 
 import time
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from stages.evaluate.graded import RowFiles
 from stages.evaluate.lineage import costs, lineage
 from stages.evaluate.report import Rows, comparisons, measure_all, noise_floor, samples
 from stages.evaluate.statistics import Bootstrap
-from stages.evaluate.suites import GREEDY, NOISE_FLOOR, Suite, build_suites, describe, share, units
+from stages.evaluate.suites import GREEDY, NOISE_FLOOR, Suite, Unit, build_suites, describe, share, units
 from stages.rollout.engine import TorchEngine
 from stages.trainer.device import any_rank, device_of, distributed
 from stages.trainer.export import weights_digest
@@ -51,7 +52,8 @@ def run(config: StageConfig, inputs: dict[str, Result], folder: Path, job: Job) 
             for unit in units(exam.suites):
                 files.remove_partial(unit.name)
         dist.barrier()
-        answer_all(config, inputs, exam, files, folder, job)
+        with closing(Metrics(folder, job.is_first)) as metrics:
+            answer_all(config, inputs, exam, files, metrics, job)
         dist.barrier()
         if job.is_first:
             publish(config, inputs, exam, files, folder)
@@ -91,38 +93,42 @@ def prepare(config: StageConfig, inputs: dict[str, Result]) -> Exam:
 
 
 def answer_all(
-    config: StageConfig, inputs: dict[str, Result], exam: Exam, files: RowFiles, folder: Path, job: Job
+    config: StageConfig, inputs: dict[str, Result], exam: Exam, files: RowFiles, metrics: Metrics, job: Job
 ) -> None:
     """Work off the units whose rows are not committed yet. Raises Stopped between two units when asked to stop."""
     work = units(exam.suites)
-    metrics = Metrics(folder, job.is_first)
     metrics.resume(sum(files.done(unit.name) for unit in work))
     there = sum(len(unit.suite.cases) for unit in work if files.done(unit.name))
-    progress = Progress(folder, sum(len(unit.suite.cases) for unit in work), "completions", done=there, first=there)
-    step = 0
-    for policy, mine in groupby(work, key=lambda unit: unit.policy):
-        engine: TorchEngine | None = None
-        for unit in mine:
-            step += 1
-            if any_rank(job.stop_requested):
-                raise Stopped(f"before {unit.name}")
-            if files.done(unit.name):
-                continue
-            engine = engine or load_engine(config, inputs, policy, exam.tokenizer, job)
-            started, first = time.monotonic(), progress.done
+    total = sum(len(unit.suite.cases) for unit in work)
+    progress = Progress(metrics.folder, total, "completions", done=there, first=there)
+    engine, loaded = None, ""
+    for step, unit in enumerate(work, start=1):
+        if any_rank(job.stop_requested):
+            raise Stopped(f"evaluate: asked to stop before {unit.name}, all before it is committed")
+        if files.done(unit.name):
+            continue
+        if engine is None or loaded != unit.policy:
+            engine, loaded = load_engine(config, inputs, unit.policy, exam.tokenizer, job), unit.policy
+        started, before = time.monotonic(), progress.done
+        cases = share(unit.suite.cases, job.rank, job.world_size)
+        show = follow(progress, unit, job)
+        rows = complete(
+            engine, exam.tokenizer, exam.environment, config.evaluate.sampling, unit.suite, cases, on_progress=show
+        )
+        metrics.log(step, seconds=time.monotonic() - started, completions=len(rows))
+        metrics.commit(step)
+        files.write(unit.name, rows)
+        progress.done = before + len(unit.suite.cases)
 
-            def show(ended: int, first: int = first, message: str = f"{policy}, {unit.suite.name}") -> None:
-                if job.is_first:
-                    progress.update(first + ended * job.world_size, message)
 
-            cases = share(unit.suite.cases, job.rank, job.world_size)
-            sampling = config.evaluate.sampling
-            rows = complete(engine, exam.tokenizer, exam.environment, sampling, unit.suite, cases, show)
-            metrics.log(step, seconds=time.monotonic() - started, completions=len(rows))
-            metrics.commit(step)
-            files.write(unit.name, rows)
-            progress.done = first + len(unit.suite.cases)
-    metrics.close()
+def follow(progress: Progress, unit: Unit, job: Job) -> Callable[[int], None]:
+    """Shows how far all ranks are in `unit`, going by what has `ended` on this one. Only rank 0 shows it."""
+    before, everything = progress.done, len(unit.suite.cases)
+
+    def show(ended: int) -> None:
+        progress.update(before + min(ended * job.world_size, everything), f"{unit.policy}, {unit.suite.name}")
+
+    return show if job.is_first else lambda ended: None
 
 
 def load_engine(
@@ -144,7 +150,7 @@ def publish(config: StageConfig, inputs: dict[str, Result], exam: Exam, files: R
     write_json(folder / "report.json", report)
     with commit(folder / "dashboard.html") as aside:
         curves = {stage: read_metrics(inputs[stage].folder) for stage in ("sft", "rl")}
-        aside.write_text(render_dashboard(report, curves))
+        aside.write_text(render_dashboard(report, curves), encoding="utf-8")
     paths = [path for unit in units(exam.suites) for path in files.all(unit.name)]
     commit_manifest(
         folder,

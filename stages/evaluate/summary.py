@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from stages.evaluate.words import MISSING, Report, duration, number, with_interval
+from stages.evaluate.words import MISSING, Report, duration, number, percent, with_interval
 
-COLUMNS = ("stage", "greedy", "sampled", "generalisation", "robustness", "seconds", "tokens")
-"""The fields of a row, in order; the four in the middle are shares of success with their intervals."""
+COLUMNS = ("stage", "greedy", "sampled", "generalisation", "robustness", "time", "tokens")
+"""The fields of a row, in order; the four in the middle are shares of success, greedy with its interval."""
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class SummaryRow:
     sampled: str = MISSING
     generalisation: str = MISSING
     robustness: str = MISSING
-    seconds: str = MISSING
+    time: str = MISSING
     tokens: str = MISSING
 
 
@@ -30,9 +30,15 @@ def summary(report: Report) -> list[SummaryRow]:
         rows.append(
             SummaryRow(
                 stage=stage,
-                **{suite: with_interval(measure) for suite, measure in suites.items()},
-                seconds=duration(cost.get("seconds")),
+                **{name: _success(name, measure) for name, measure in suites.items()},
+                time=duration(cost.get("seconds")),
                 tokens=number(cost.get("tokens")),
             )
         )
     return rows
+
+
+def _success(suite: str, measure: Report | None) -> str:
+    if measure is None:
+        return MISSING
+    return with_interval(measure) if suite == "greedy" else percent(measure["success"])

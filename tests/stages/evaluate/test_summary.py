@@ -50,7 +50,8 @@ def test_the_summary_has_a_row_for_each_stage_with_what_it_reached_and_cost(eval
     assert list(rows) == ["synth", "base", "sft", "rl", "evaluate"]
     assert tuple(vars(rows["rl"])) == COLUMNS
     assert rows["rl"].greedy == with_interval(report["policies"]["rl"]["greedy"])
-    assert rows["sft"].tokens == "1,000" and rows["synth"].greedy == "–" and rows["base"].seconds == "–"
+    assert rows["rl"].sampled == percent(report["policies"]["rl"]["sampled"]["success"])
+    assert rows["sft"].tokens == "1,000" and rows["synth"].greedy == "–" and rows["base"].time == "–"
 
 
 def test_the_summary_reaches_neither_torch_nor_plotly() -> None:
