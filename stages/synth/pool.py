@@ -15,6 +15,8 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 POLL_SECONDS = 0.2
+SIGNAL_SECONDS = 2.0
+"""How long after the death of a worker the signal that killed it may take to reach this process."""
 IN_FLIGHT = 2
 """Items that a worker has in hand or waiting; more would only fill the memory with results."""
 
@@ -36,7 +38,8 @@ def compute(
     try:
         yield from drain(pool, function, items, workers, job)
     except BrokenProcessPool:
-        # A signal to the whole job also reaches workers that are still starting.
+        # Schedulers signal every process of a job, so workers may be gone before this one hears that it is to stop.
+        job.stop.wait(SIGNAL_SECONDS)
         stop_if_asked(job)
         raise
     finally:
@@ -66,9 +69,11 @@ def stop_if_asked(job: Job) -> None:
 
 
 def end_with_parent() -> None:
-    """Set up a worker: signals are for the parent, and when the parent is gone, however it went, so is the worker."""
-    for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(name, signal.SIG_IGN)
+    """Set up a worker: when the parent is gone, however it went, so is the worker.
+
+    Signals end it as well. It must not ignore them, because the pool ends its workers by SIGTERM when one has died.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     parent = multiprocessing.parent_process()
     assert parent is not None, "only a worker process is set up"
 
