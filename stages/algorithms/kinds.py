@@ -94,6 +94,13 @@ class Batch:
         """The sum over each group's samples."""
         return of.new_zeros(self.num_groups).index_add(0, self.groups, of)
 
+    def part_of_mean(self, of: "Tensor", kind: Kind) -> Scalar:
+        """What this batch adds to the mean over all that are trained on together; a scalar is such a part already."""
+        if kind is Kind.SCALAR:
+            return of
+        assert kind is not Kind.GROUP, "groups are not counted over ranks"
+        return of.sum() / max(1, self.total_tokens if kind is Kind.TOKEN else self.total_samples)
+
     @cached_property
     def group_sizes(self) -> "Tensor":
         """[G] float, samples of each group."""

@@ -138,8 +138,12 @@ def _play(generation: Generation, num_steps: int, on_progress: Callable[[int], N
 
 
 def unsharded_copy(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
-    """A model of the same config with weights of its own, for an engine beside a sharded policy."""
-    copy = AutoModelForCausalLM.from_config(model.config, attn_implementation=attention.NAME)
+    """A model of the same config with weights of its own, for an engine beside a sharded policy.
+
+    On a card it has 16-bit weights, since that is what the policy computes with there.
+    """
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    copy = AutoModelForCausalLM.from_config(model.config, dtype=dtype, attn_implementation=attention.NAME)
     return copy.to(device).eval().requires_grad_(False)
 
 

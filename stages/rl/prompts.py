@@ -1,0 +1,36 @@
+"""Which prompts a step plays: a function of the seed, the cursor, and the prompts that were set aside."""
+
+from collections.abc import Sequence, Set
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+STREAM = 1
+"""Keeps these permutations apart from those of other stages with the same seed."""
+
+
+def draw_prompts(
+    seed: int, ids: Sequence[str], cursor: int, count: int, set_aside: Set[str]
+) -> tuple[list[int], int]:
+    """The rows of the next `count` prompts after `cursor`, and the cursor behind them.
+
+    The prompts are one permutation of all rows after another. The cursor counts prompts over all ranks, so a run that
+    goes on with another number of ranks goes on at the same prompt. Prompts whose id is `set_aside` are passed over;
+    ValueError when there are no others.
+    """
+    if set_aside and set(ids) <= set_aside:
+        raise ValueError(f"all {len(ids)} prompts were set aside because their grader failed; mend the environment")
+    rows: list[int] = []
+    while len(rows) < count:
+        epoch, place = divmod(cursor, len(ids))
+        row = int(_permutation(seed, epoch, len(ids))[place])
+        cursor += 1
+        if ids[row] not in set_aside:
+            rows.append(row)
+    return rows, cursor
+
+
+@lru_cache(maxsize=2)
+def _permutation(seed: int, epoch: int, count: int) -> npt.NDArray[np.int64]:
+    return np.random.default_rng([seed, STREAM, epoch]).permutation(count)

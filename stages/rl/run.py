@@ -1,0 +1,119 @@
+"""Reinforcement learning, synchronous: play a step's prompts, grade, learn from it, go on with the new weights."""
+
+import time
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+import torch.distributed as dist
+
+from checkpoints.commit import remove_torn
+from checkpoints.manifest import Result, commit_manifest
+from data.job import Job, Stopped
+from data.metrics import Metrics, metric_shards, read_metrics
+from data.progress import Progress
+from data.shards import read_split
+from data.tokenizer import load_tokenizer, tokenizer_digest
+from stages.algorithms.algorithm import Algorithm
+from stages.algorithms.load import load_algorithm
+from stages.environments.hash import environment_hash
+from stages.environments.registry import make
+from stages.environments.self_test import NUM_TASKS, self_test
+from stages.rl.config import StageConfig
+from stages.rl.engine import compare, make_engine, refresh
+from stages.rl.experience import make_experience
+from stages.rl.journal import Journal
+from stages.rl.prompts import draw_prompts
+from stages.rl.rollouts import Player, Task
+from stages.rl.state import State
+from stages.rl.summary import check_metric_names, summarise
+from stages.rl.update import update
+from stages.trainer.device import any_rank, distributed
+from stages.trainer.export import weights_digest
+from stages.trainer.learner import Learner
+from stages.trainer.policy import load_policy
+
+
+def run(config: StageConfig, inputs: dict[str, Result], folder: Path, job: Job) -> None:
+    """Train from where `folder` stands to the last step; the result is `folder`/model, trajectories and manifest."""
+    algorithm = load_algorithm(config.rl.algorithm)
+    check_metric_names(algorithm)
+    with distributed(job), closing(Metrics(folder, job.is_first)) as metrics:
+        if job.is_first:
+            remove_torn(folder)
+        dist.barrier()
+        _train(config, algorithm, inputs, folder, job, metrics)
+
+
+def _train(
+    config: StageConfig, algorithm: Algorithm, inputs: dict[str, Result], folder: Path, job: Job, metrics: Metrics
+) -> None:
+    rl, hash_of_environment = config.rl, environment_hash(config.environment)
+    rows = read_split(inputs["synth"].folder, "train").to_pylist()
+    ids = [row["id"] for row in rows]
+    environment = make(config.environment)
+    self_test(environment, rows[:NUM_TASKS])
+    tokenizer = load_tokenizer(inputs["sft"].folder / "model")
+    policy = load_policy(inputs["sft"].folder / "model", config.seed, value_head=algorithm.needs_values)
+    total_steps = rl.steps * algorithm.epochs * algorithm.minibatches
+    learner = Learner(
+        policy, rl.optimizer, rl.learning_rate, total_steps, job, rl.activation_checkpointing, rl.checkpoint.keep
+    )
+    first, saved = learner.resume(folder / "checkpoints") or (0, {})
+    state = State(**saved)
+    player = Player(config, make_engine(learner, tokenizer), tokenizer, environment)
+    journal = Journal(folder, job, hash_of_environment)
+    if job.is_first:
+        journal.resume(first)
+    dist.barrier()
+    metrics.resume(first)
+    progress = Progress(folder, rl.steps, "steps", done=first, first=first)
+
+    for step in range(first + 1, rl.steps + 1):
+        started = time.monotonic()
+        drawn, cursor = draw_prompts(config.seed, ids, state.cursor, rl.prompts_per_step, state.set_aside)
+        tasks = [Task(slot, rows[row]) for slot, row in enumerate(drawn)][job.rank :: job.world_size]
+        refresh(player.engine, learner, state.policy_version)
+        rollouts, read_back = journal.read_or_play(step, state.policy_version, partial(player.play, step, tasks))
+        summary = summarise(rollouts, [ids[row] for row in drawn])
+        values = summary.metrics
+        if step == first + 1 or any_rank(not read_back):
+            values["parity"] = compare(policy, rollouts, rl.sampling.temperature)
+        played = time.monotonic()
+
+        experience = make_experience(policy, algorithm, rollouts, rl)
+        values |= experience.metrics | update(learner, algorithm, experience, rl, (config.seed, step))
+
+        ended = time.monotonic()
+        state = state.after_step(cursor, summary.tokens, ended - started, summary.failed)
+        values |= {"seconds_rollout": played - started, "seconds_update": ended - played}
+        values |= {"tokens_per_second": summary.tokens / (ended - started), "prompts_set_aside": len(state.set_aside)}
+        metrics.log(step, **values)
+        if job.is_first:
+            progress.update(step, f"reward {values['reward']:.3f}")
+
+        stop = any_rank(job.stop_requested)
+        if stop or step == rl.steps or step % rl.checkpoint.every_steps == 0:
+            metrics.commit(step)
+            learner.save(folder / "checkpoints", step, state.to_json())
+        if stop:
+            raise Stopped(f"rl: asked to stop, committed step {step} of {rl.steps}")
+
+    dist.barrier()
+    files = learner.export(tokenizer, folder / "model")
+    if job.is_first:
+        commit_manifest(
+            folder,
+            [*files, *journal.files(), *metric_shards(folder)],
+            {**_first_and_last(folder), "steps": rl.steps, "tokens": state.tokens, "seconds": state.seconds},
+            environment_hash=hash_of_environment,
+            tokenizer_digest=tokenizer_digest(tokenizer),
+            weights_digest=weights_digest(folder / "model"),
+        )
+
+
+def _first_and_last(folder: Path) -> dict[str, float]:
+    """Reward and success of the first step and of the last."""
+    table = read_metrics(folder)
+    ends = {"first": 0, "last": -1}
+    return {f"{name}_{end}": table[name][row].as_py() for name in ("reward", "success") for end, row in ends.items()}

@@ -1,0 +1,46 @@
+"""What a checkpoint of the rl stage says beside the tensors: all of it committed together with them."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+MAX_FAILURES = 3
+"""A prompt whose grading has failed in so many steps is set aside: it would fail for ever."""
+
+
+@dataclass(frozen=True)
+class State:
+    """Where the run stands after a step."""
+
+    cursor: int = 0
+    """Prompts taken from the permutation so far, over all ranks."""
+    policy_version: int = 0
+    """Steps that the weights have behind them, which is the version that the next rollouts carry."""
+    tokens: int = 0
+    """Tokens generated so far."""
+    seconds: float = 0.0
+    failures: dict[str, int] = field(default_factory=dict)
+    """By id of a prompt, the steps in which grading one of its samples has failed."""
+
+    @property
+    def set_aside(self) -> frozenset[str]:
+        """Prompts that are not drawn any more."""
+        return frozenset(prompt for prompt, count in self.failures.items() if count >= MAX_FAILURES)
+
+    def after_step(self, cursor: int, tokens: int, seconds: float, failed: Sequence[str]) -> "State":
+        """The state one step on; `failed` are the prompts whose grading failed in it."""
+        failures = dict(self.failures)
+        for prompt in sorted(set(failed)):
+            failures[prompt] = failures.get(prompt, 0) + 1
+        return replace(
+            self,
+            cursor=cursor,
+            policy_version=self.policy_version + 1,
+            tokens=self.tokens + tokens,
+            seconds=self.seconds + seconds,
+            failures=failures,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON value."""
+        return asdict(self)

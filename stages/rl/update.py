@@ -1,0 +1,65 @@
+"""The update: epochs over the experience, minibatches of it, micro-batches of those, one optimizer step a minibatch."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import torch
+
+from data.packing import micro_batches
+from stages.algorithms.algorithm import LOSS, Algorithm
+from stages.rl.config import RLConfig
+from stages.rl.experience import Experience
+from stages.rl.samples import Indices
+from stages.trainer.device import largest, total
+from stages.trainer.learner import Learner
+
+
+def update(
+    learner: Learner, algorithm: Algorithm, experience: Experience, rl: RLConfig, seed: tuple[int, ...]
+) -> dict[str, float]:
+    """Train on the kept samples, and return the algorithm's metrics, each the mean over the optimizer steps.
+
+    `seed` decides which sample is in which minibatch, alike for any number of ranks. A minibatch in which no rank has
+    anything to learn makes no optimizer step; without any step the metrics are empty. All ranks call it together.
+    """
+    rows: list[dict[str, float]] = []
+    for epoch in range(algorithm.epochs):
+        for minibatch in split(experience, algorithm.minibatches, rl, (*seed, epoch)):
+            sums = accumulate(learner, algorithm, experience, minibatch, rl)
+            if sums is not None:
+                rows.append({**sums, "learning_rate": learner.learning_rate, "gradient_norm": learner.step()})
+    return {name: sum(row[name] for row in rows) / len(rows) for name in (rows[0] if rows else ())}
+
+
+def split(experience: Experience, minibatches: int, rl: RLConfig, seed: tuple[int, ...]) -> Iterator[Indices]:
+    """The kept samples of this rank in each minibatch, by one permutation of all samples of the step."""
+    count = rl.prompts_per_step * rl.samples_per_prompt
+    places = np.random.default_rng(seed).permutation(count)[experience.samples.numbers]
+    for index in range(minibatches):
+        yield np.flatnonzero(experience.keep & (places * minibatches // count == index))
+
+
+def accumulate(
+    learner: Learner, algorithm: Algorithm, experience: Experience, minibatch: Indices, rl: RLConfig
+) -> dict[str, float] | None:
+    """Add up the gradient of the minibatch over its micro-batches; its metrics, or None when no rank has a sample.
+
+    Every rank makes equally many passes, some of them over nothing: a pass of a sharded policy needs all ranks.
+    """
+    samples = experience.samples
+    num_tokens, num_samples = (int(v) for v in total(float(samples.sizes[minibatch].sum()), len(minibatch)))
+    if not num_samples:
+        return None
+    parts = [minibatch[part] for part in micro_batches(samples.lengths[minibatch].tolist(), rl.micro_batch_tokens)]
+    parts += [minibatch[:0]] * (largest(len(parts)) - len(parts))
+    sums = torch.zeros(len(algorithm.update_metrics), dtype=torch.float64, device=samples.device)
+    for part in parts:
+        forward = partial(samples.forward, learner.policy, part, temperature=rl.sampling.temperature)
+        batch = samples.batch(part, num_tokens, num_samples, forward)
+        carried = {n: samples.pick(experience.quantities[n], algorithm.kinds[n], part) for n in algorithm.carried}
+        made = algorithm.run_update(batch, carried)
+        learner.accumulate(made[LOSS])
+        for index, source in enumerate(algorithm.update_metrics.values()):
+            sums[index] += batch.part_of_mean(made[source].detach(), algorithm.kinds[source])
+    return dict(zip(algorithm.update_metrics, total(*sums.tolist()), strict=True))
