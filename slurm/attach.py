@@ -30,8 +30,8 @@ TICK_SECONDS = 0.1
 FASTEST_POLL_SECONDS, SLOWEST_POLL_SECONDS = 0.5, 10.0
 RETURN_SECONDS = 900.0
 """How long a job that the cluster ended may take to be in the queue again."""
-ENDED_POLLS = 4
-"""Looks at a job that seems over before it is: states lag behind a requeue, and a shared disk behind its writer."""
+ENDED_SECONDS = {"local": 1.0, "slurm": 20.0}
+"""How long a job must seem over before it is: states lag behind a requeue, and a shared disk behind its writer."""
 STRAGGLER_SECONDS = 60.0
 """How long the other ranks may go on after one has failed."""
 CANCEL_SECONDS = 60.0
@@ -67,10 +67,26 @@ def callers_alive() -> Callable[[], bool]:
     return lambda: all(is_alive(caller) for caller in callers)
 
 
-class Waiter:
-    """One wait for one job."""
+@contextmanager
+def interrupts_noted() -> Generator[list[int]]:
+    """Collect signals instead of dying of them. From before the submit: a Ctrl-C in between must not miss the job."""
+    noted: list[int] = []
 
-    def __init__(self, attached: Attached, display: Display) -> None:
+    def note(number: int, frame: FrameType | None) -> None:
+        noted.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield noted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class Waiter:
+    """One wait for one job. `interrupts` are those of `interrupts_noted`."""
+
+    def __init__(self, attached: Attached, display: Display, interrupts: list[int]) -> None:
         self.attached = attached
         self.attempt = attached.folder
         self.display = display
@@ -78,32 +94,30 @@ class Waiter:
         self.log: Path | None = None
         self.offset = 0
         self.text = ""
-        self.ended_polls = 0
+        self.ended_since: float | None = None
         self.returning_since: float | None = None
-        self.unknown_since: float | None = None
         self.failed_since: float | None = None
-        self.interrupts: list[int] = []
+        self.interrupts = interrupts
 
     def wait(self) -> End:
         """Until the job has ended or a signal says otherwise. Publishing is the caller's."""
-        with self._signals():
-            poll, next_poll = FASTEST_POLL_SECONDS, 0.0
-            while True:
-                if self.interrupts:
-                    return self._interrupted(self.interrupts[0])
-                if not self.is_wanted():
-                    return End.DETACHED
-                self.display.progress(read_progress(self.attempt))
-                self._stream()
-                if time.monotonic() >= next_poll:
-                    end = self._look()
-                    if end is not None:
-                        self._stream()
-                        return end
-                    next_poll = time.monotonic() + poll
-                    if self.attached.record.executor == "slurm" and not self.ended_polls:
-                        poll = min(poll * 1.2, SLOWEST_POLL_SECONDS)
-                time.sleep(TICK_SECONDS)
+        poll, next_poll = FASTEST_POLL_SECONDS, 0.0
+        while True:
+            if self.interrupts:
+                return self._interrupted(self.interrupts[0])
+            if not self.is_wanted():
+                return End.DETACHED
+            self.display.progress(read_progress(self.attempt))
+            self._stream()
+            if time.monotonic() >= next_poll:
+                end = self._look()
+                if end is not None:
+                    self._stream()
+                    return end
+                if self.attached.record.executor == "slurm":
+                    poll = FASTEST_POLL_SECONDS if self.ended_since else min(poll * 1.2, SLOWEST_POLL_SECONDS)
+                next_poll = time.monotonic() + poll
+            time.sleep(TICK_SECONDS)
 
     def _look(self) -> End | None:
         """Ask for the job's state, and judge it; None while it may still succeed."""
@@ -112,20 +126,27 @@ class Waiter:
             self.text = found.text
             if self.attached.record.executor == "slurm":
                 self.display.say(f"job {self.attached.record.job_id}: {found.text}")
+        now = time.monotonic()
+        self.ended_since = (self.ended_since or now) if found.kind is Kind.ENDED else None
         if found.kind is Kind.FINISHED:
             return End.FINISHED
-        if found.kind is not Kind.ENDED:
-            self.ended_polls = 0
-        if found.kind is Kind.ENDED:
-            self.ended_polls += 1
-            return self._over() if self.ended_polls >= ENDED_POLLS else None
+        if self.ended_since is not None:
+            return self._over() if self._explained() or now - self.ended_since > self._patience() else None
         if found.kind is Kind.RETURNING:
-            self.returning_since = self.returning_since or time.monotonic()
-            return self._over() if time.monotonic() - self.returning_since > RETURN_SECONDS else None
+            self.returning_since = self.returning_since or now
+            return self._over() if now - self.returning_since > RETURN_SECONDS else None
         if found.kind is Kind.ACTIVE:
             self.returning_since = None
             self._end_stragglers()
         return None
+
+    def _patience(self) -> float:
+        return ENDED_SECONDS[self.attached.record.executor]
+
+    def _explained(self) -> bool:
+        """Whether a rank has said why there will be no result."""
+        verdict = read_verdict(self.attempt)
+        return verdict is not None and verdict.why != "stopped"
 
     def _over(self) -> End:
         verdict = read_verdict(self.attempt)
@@ -177,18 +198,6 @@ class Waiter:
                 break
             time.sleep(FASTEST_POLL_SECONDS)
         return End.CANCELLED
-
-    @contextmanager
-    def _signals(self) -> Generator[None]:
-        def note(number: int, frame: FrameType | None) -> None:
-            self.interrupts.append(number)
-
-        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def failure(attached: Attached, last: str) -> str:

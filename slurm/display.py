@@ -104,6 +104,5 @@ class Display:
             self.bar.update(self.task, stage=label, completed=done, total=total, pace=pace(reading), visible=True)
         elif time.monotonic() - self.said >= LINE_SECONDS or first:
             self.said = time.monotonic()
-            self.say(
-                f"{reading['done']}/{reading['total']} {reading['unit']}, {pace(reading)} {reading['message']}".strip()
-            )
+            message = f", {reading['message']}" if reading["message"] else ""
+            self.say(f"{reading['done']}/{reading['total']} {reading['unit']}, {pace(reading)}{message}")

@@ -1,9 +1,10 @@
 """Submit a stage through submitit, or attach to the job that runs it already. The only file that imports submitit."""
 
+import io
 import os
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -250,7 +251,8 @@ def in_own_session(submit: Callable[[], None]) -> None:
         os.close(reader)
         try:
             os.setsid()
-            submit()
+            with redirect_stderr(io.StringIO()):  # submitit prints there what is in its exception too
+                submit()
         except BaseException as error:  # noqa: BLE001 - a forked child must not return into its parent's code
             os.write(writer, f"{type(error).__name__}: {error}".encode())
         finally:

@@ -100,12 +100,13 @@ def status(runs: Annotated[list[str] | None, typer.Argument(help="Names of runs;
         from workflow.status import render
 
         known = known_runs()
+        console = Console(width=None if sys.stdout.isatty() else 160)
         for name in runs or known:
             if name not in known:
                 raise ValueError(
                     f"there is no run {name!r} in {RUNS.resolve()}; there are {', '.join(known) or 'none'}"
                 )
-            Console().print(render(name))
+            console.print(render(name))
         if not known:
             print(f"no runs in {RUNS.resolve()} yet; `qianka run` starts one")
 

@@ -14,9 +14,8 @@ from slurm.queue import NoAnswer
 from slurm.record import read_record
 from slurm.state import Kind
 from workflow.config import INPUTS, RunConfig
-from workflow.layers import Key
 from workflow.paths import RunPaths
-from workflow.request import file_digests
+from workflow.request import file_digests, leaves
 
 SHOWN_FILES = 4
 ABSENT = "(absent)"
@@ -76,18 +75,10 @@ def _unfinished(folder: Path) -> str:
 
 
 def _config_changes(manifest: Manifest, now: Mapping[str, Any]) -> Iterator[str]:
-    old, new = dict(_leaves(manifest.config)), dict(_leaves(now))
+    old, new = dict(leaves(manifest.config)), dict(leaves(now))
     for key in sorted(old.keys() | new.keys()):
         if old.get(key, ABSENT) != new.get(key, ABSENT):
             yield f"config: {'.'.join(key)} {old.get(key, ABSENT)} -> {new.get(key, ABSENT)}"
-
-
-def _leaves(values: Mapping[str, Any], above: Key = ()) -> Iterator[tuple[Key, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, (*above, name))
-        else:
-            yield (*above, name), value
 
 
 def _file_changes(attempt: Path, now: Mapping[str, str]) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from checkpoints.manifest import digest, file_digest
 from slurm.attempt import Request
 from slurm.fingerprint import code_digest
 from workflow.config import INPUTS, RunConfig
-from workflow.layers import PATHS
+from workflow.layers import PATHS, Key
 from workflow.paths import RunPaths
 
 
@@ -31,17 +31,25 @@ def make_request(run: RunConfig, stage: str, cpus: int | None = None) -> Request
     )
 
 
-def triggers(run: RunConfig, stage: str) -> dict[str, str]:
-    """What makes Snakemake run a stage again besides its inputs, as plain values for its params.
+def triggers(run: RunConfig, stage: str) -> list[str]:
+    """What makes Snakemake run a stage again besides its inputs, as `key=value`, so that its reason names the key.
 
     Nothing here reads the result or the scheduler, and resources are no part of it.
     """
     config = run.stage_json(stage)
-    return {
-        "config": json.dumps(config, sort_keys=True),
-        "files": digest(file_digests(config)),
-        "code": code_digest(stage),
-    }
+    values = {".".join(key): value for key, value in leaves(config)}
+    values |= {f"content of {key}": value for key, value in file_digests(config).items()}
+    values["code"] = code_digest(stage)
+    return [f"{key}={json.dumps(value)}" for key, value in sorted(values.items())]
+
+
+def leaves(values: Mapping[str, Any], above: Key = ()) -> Iterator[tuple[Key, Any]]:
+    """Every value of a config tree that is no section, with its key."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, (*above, name))
+        else:
+            yield (*above, name), value
 
 
 def file_digests(config: Mapping[str, Any]) -> dict[str, str]:

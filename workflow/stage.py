@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from slurm.attach import WATCHED, End, Waiter, failure
+from slurm.attach import WATCHED, End, Waiter, failure, interrupts_noted
 from slurm.attempt import Request, publish
 from slurm.display import Display
 from slurm.record import accept, is_finished, read_record
@@ -23,8 +23,8 @@ def run_stage(run: RunConfig, stage: str, cores: int | None, log: Path | None) -
     called = bool(os.environ.get(WATCHED))
     begin(run)
     request = make_request(run, stage, cores)
-    with Display(stage, log) as display:
-        end = _wait(request, display)
+    with interrupts_noted() as interrupts, Display(stage, log) as display:
+        end = _wait(request, display, interrupts)
         if end is not End.FINISHED:
             return EXIT_CODES[end]
         if not called:
@@ -32,13 +32,13 @@ def run_stage(run: RunConfig, stage: str, cores: int | None, log: Path | None) -
     return 0
 
 
-def _wait(request: Request, display: Display) -> End:
+def _wait(request: Request, display: Display, interrupts: list[int]) -> End:
     """One job after the other, as long as each stops in good order and leaves the rest to the next."""
     for _ in range(MAX_JOBS):
         attached = submit_or_attach(request)
         accept_inputs(request)
         display.say(_found(attached))
-        waiter = Waiter(attached, display)
+        waiter = Waiter(attached, display, interrupts)
         end = waiter.wait()
         if end is End.FINISHED:
             publish(request, attached.folder)

@@ -12,6 +12,6 @@ rule evaluate:
         paths.log("evaluate"),
     threads: workflow.cores
     params:
-        **triggers(settings, "evaluate"),
+        *triggers(settings, "evaluate"),
     shell:
         "{python:q} -P -m workflow.cli stage evaluate {paths.config:q} --cores {threads} --log {log:q}"

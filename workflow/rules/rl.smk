@@ -9,6 +9,6 @@ rule rl:
         paths.log("rl"),
     threads: workflow.cores
     params:
-        **triggers(settings, "rl"),
+        *triggers(settings, "rl"),
     shell:
         "{python:q} -P -m workflow.cli stage rl {paths.config:q} --cores {threads} --log {log:q}"

@@ -8,6 +8,6 @@ rule sft:
         paths.log("sft"),
     threads: workflow.cores
     params:
-        **triggers(settings, "sft"),
+        *triggers(settings, "sft"),
     shell:
         "{python:q} -P -m workflow.cli stage sft {paths.config:q} --cores {threads} --log {log:q}"

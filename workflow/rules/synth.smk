@@ -6,6 +6,6 @@ rule synth:
         paths.log("synth"),
     threads: workflow.cores
     params:
-        **triggers(settings, "synth"),
+        *triggers(settings, "synth"),
     shell:
         "{python:q} -P -m workflow.cli stage synth {paths.config:q} --cores {threads} --log {log:q}"
