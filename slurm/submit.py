@@ -1,10 +1,9 @@
 """Submit a stage through submitit, or attach to the job that runs it already. The only file that imports submitit."""
 
-import io
 import os
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -89,7 +88,7 @@ def submit_or_attach(request: Request) -> Attached:
         open_attempt(request, attempt, local_cpus(request))
         clear_verdicts(attempt)
         write_record(folder, record)
-        in_own_session(lambda: _submit(request, attempt, record))
+        in_own_session(lambda: _submit(request, attempt, record), attempt / LOGS / "submit.log")
     submitted = read_record(folder)
     assert submitted and submitted.job_id, "the submit has noted its job"
     return Attached(submitted, attempt, "resumed" if resumed else "submitted")
@@ -239,8 +238,8 @@ def _environment(settings: dict[str, str]) -> Generator[None]:
         yield
 
 
-def in_own_session(submit: Callable[[], None]) -> None:
-    """Run `submit` in a child with a session of its own.
+def in_own_session(submit: Callable[[], None], log: Path) -> None:
+    """Run `submit` in a child with a session of its own, which says what it has to say in `log`.
 
     The job is then out of reach of the terminal's Ctrl-C and hang-up, and a kill of this process does not stop a
     submit half-way: the child goes on, still under the lock that it has inherited, until the job is noted.
@@ -251,8 +250,8 @@ def in_own_session(submit: Callable[[], None]) -> None:
         os.close(reader)
         try:
             os.setsid()
-            with redirect_stderr(io.StringIO()):  # submitit prints there what is in its exception too
-                submit()
+            _redirect(log)
+            submit()
         except BaseException as error:  # noqa: BLE001 - a forked child must not return into its parent's code
             os.write(writer, f"{type(error).__name__}: {error}".encode())
         finally:
@@ -263,6 +262,13 @@ def in_own_session(submit: Callable[[], None]) -> None:
     os.waitpid(child, 0)
     if trouble:
         raise SubmitError(f"the job could not be submitted: {trouble}")
+
+
+def _redirect(log: Path) -> None:
+    """Leave the terminal, or the pipe, to those who wait at it: a job that holds on to it would keep it open."""
+    nothing, file = os.open(os.devnull, os.O_RDONLY), os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for source, target in ((nothing, 0), (file, 1), (file, 2)):
+        os.dup2(source, target)
 
 
 class SubmitError(Exception):

@@ -1,0 +1,89 @@
+"""Inside the job: what is checked before the stage starts, and how a rank's end is told."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from checkpoints.manifest import NAME
+from slurm.job import FAILED, check_packages, run_stage
+from slurm.record import read_record
+from slurm.submit import take_over
+from slurm.verdict import Verdict, read_verdict, write_verdict
+from workflow.config import load
+from workflow.request import make_request
+
+
+@pytest.fixture
+def attempt(request_for):
+    return take_over(request_for(), None).folder
+
+
+def test_a_stage_that_runs_commits_its_manifest(attempt):
+    assert subprocess.run([sys.executable, "-P", "-m", "slurm.job", attempt]).returncode == 0
+    assert (attempt / NAME).exists()
+    assert read_verdict(attempt) is None
+
+
+def test_a_finished_attempt_is_not_run_again(attempt, monkeypatch):
+    (attempt / NAME).write_text("{}")
+    monkeypatch.setattr("importlib.import_module", lambda name: pytest.fail(name))
+    assert run_stage(attempt) == 0
+
+
+def test_a_mistake_is_told_without_a_traceback(attempt, capsys):
+    provenance = json.loads((attempt / "attempt.json").read_text())
+    provenance["config"]["synth"]["workers"] = "many"
+    (attempt / "attempt.json").write_text(json.dumps(provenance))
+    assert run_stage(attempt) == FAILED
+    verdict = read_verdict(attempt)
+    assert (verdict.why, verdict.rank) == ("mistake", 0)
+    assert "workers" in verdict.message
+    assert "Traceback" in verdict.traceback
+    assert "Traceback" not in "".join(capsys.readouterr())
+
+
+def test_an_input_that_is_missing_stops_the_job_before_the_stage(tmp_path, attempt):
+    path = attempt / "job.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "inputs": {"sft": "../../sft/manifest.json"}}))
+    assert run_stage(attempt) == FAILED
+    assert "no such manifest" in read_verdict(attempt).message
+
+
+def test_an_input_that_changed_since_stops_the_job(request_for, attempt):
+    assert subprocess.run([sys.executable, "-P", "-m", "slurm.job", attempt]).returncode == 0
+    synth = attempt.parent / NAME
+    synth.write_bytes((attempt / NAME).read_bytes())
+    sft = make_request(load([]), "sft", 1)
+    sft.folder.mkdir()
+    folder = take_over(sft, None).folder
+    synth.write_text(synth.read_text() + "\n")
+    assert run_stage(folder) == FAILED
+    assert "the result of synth changed" in read_verdict(folder).message
+
+
+def test_a_package_of_the_same_name_elsewhere_is_an_error_that_names_it(tmp_path, monkeypatch):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "__init__.py").touch()
+    code = "from slurm.job import check_packages; check_packages()"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "`data` comes from" in done.stderr or "ModuleNotFoundError: No module named 'data." in done.stderr
+    check_packages()
+
+
+def test_of_several_verdicts_the_users_mistake_is_the_one_that_explains(tmp_path):
+    base = Verdict(why="error", message="connection closed", rank=0, node="a", job_id="1", time=1, traceback="")
+    write_verdict(tmp_path, base)
+    mistake = base.model_copy(update={"why": "mistake", "message": "row 3", "rank": 2, "time": 5.0})
+    write_verdict(tmp_path, mistake)
+    write_verdict(tmp_path, base.model_copy(update={"rank": 1, "time": 0.5}))
+    assert read_verdict(tmp_path) == mistake
+
+
+def test_the_record_of_a_job_by_hand_names_it(request_for):
+    request = request_for()
+    take_over(request, "123")
+    record = read_record(request.folder)
+    assert (record.executor, record.job_id) == ("slurm", "123")
