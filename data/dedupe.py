@@ -52,8 +52,8 @@ class NearDuplicates:
     """Finds texts whose shingles have a Jaccard similarity of at least `similarity` with those of an earlier one.
 
     The index proposes, the texts themselves decide: nothing is dropped that is less similar. It stays in memory, with
-    the texts, at some 3 KB a kept row: 10 million rows take 30 GB. Beyond that, set the similarity to 1, which skips
-    near duplicates.
+    the texts, at some 4 KB a kept row: 10 million rows take 40 GB. Where that is too much, a similarity of 1 skips near
+    duplicates.
     """
 
     def __init__(self, similarity: float) -> None:
