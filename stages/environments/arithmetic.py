@@ -2,7 +2,7 @@
 
 There is no precedence: each step applies one operator to the value so far. A share of the demonstrations
 (`misread_rate`) was written by an annotator who reads `*` as `+` throughout, so imitation alone learns a mixture and
-the verifier has something to teach. The recipe and its measurements are in docs/results.md.
+the verifier has something to teach.
 """
 
 import operator

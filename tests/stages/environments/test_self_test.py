@@ -1,6 +1,8 @@
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stages.environments import graders
 from stages.environments.arithmetic import Arithmetic
@@ -17,6 +19,23 @@ def rows_environment(tmp_path, grader: str, answer="42"):
 def test_the_shipped_arithmetic_passes_for_small_and_large_moduli():
     for modulus in (2, 10, 100):
         self_test(make(ArithmeticConfig(modulus=modulus)))
+
+
+@given(
+    st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(lambda text: text.strip() not in ("", "zxqvj"))
+)
+def test_the_graders_of_text_pass_whatever_the_answer(answer):
+    task = {"prompt": "?", "answer": answer, "trace": "", "level": 0}
+    for grader in ("exact", "contains"):
+        self_test(make(RowsConfig(path="unread.jsonl", grader=grader)), [task])
+
+
+@pytest.mark.parametrize(
+    "answer", ["-3", "1/2", "$\\frac{1}{2}$", "\\boxed{3}", "x^2+1", "(1,2)", "50%", "1,234", "2.50"]
+)
+def test_the_grader_of_mathematics_passes_for_the_usual_forms_of_answers(answer):
+    task = {"prompt": "?", "answer": answer, "trace": "", "level": 0}
+    self_test(make(RowsConfig(path="unread.jsonl", grader="math")), [task])
 
 
 def test_a_grader_that_is_called_with_its_arguments_swapped_is_found(tmp_path, monkeypatch):
