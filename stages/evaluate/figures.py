@@ -25,7 +25,7 @@ CURVES = (
     ("sft", "SFT: loss", {"loss": "training", "validation_loss": "validation"}),
     ("rl", "RL: mean reward", {"reward": "reward"}),
     ("rl", "RL: entropy of the policy", {"entropy": "entropy"}),
-    ("rl", "RL: length of completions", {"tokens": "tokens"}),
+    ("rl", "RL: length of completions", {"completion_length": "tokens"}),
 )
 """Stage, title, and the metrics to draw with the name of each line."""
 
