@@ -56,13 +56,13 @@ def _train(config: StageConfig, synth: Result, folder: Path, job: Job, metrics: 
         rate = learner.learning_rate
         loss = _accumulate(learner, batch, job, sft.micro_batch_tokens)
         norm = learner.step()
-        values = {"loss": loss, "learning_rate": rate, "gradient_norm": norm}
-        if held_out and (step % sft.validate_every_steps == 0 or step == sft.steps):
-            values["validation_loss"] = _validate(policy, held_out, job, sft.micro_batch_tokens)
-
         tokens, seconds = sum(example.num_tokens for example in batch), time.monotonic() - started
         state = _advanced(state, len(batch), tokens, seconds)
-        metrics.log(step, **values, tokens=tokens, tokens_per_second=tokens / seconds)
+        values = {"loss": loss, "learning_rate": rate, "gradient_norm": norm, "tokens": tokens}
+        values["tokens_per_second"] = tokens / seconds
+        if held_out and (step % sft.validate_every_steps == 0 or step == sft.steps):
+            values["validation_loss"] = _validate(policy, held_out, job, sft.micro_batch_tokens)
+        metrics.log(step, **values)
         if job.is_first:
             progress.update(step, f"loss {loss:.4f}")
 
@@ -104,7 +104,7 @@ def _validate(policy: Policy, examples: list[Example], job: Job, max_tokens: int
 
 
 def _advanced(state: dict[str, Any], samples: int, tokens: int, seconds: float) -> dict[str, Any]:
-    """What a checkpoint keeps beside the tensors: samples taken, tokens trained and time spent so far."""
+    """What a checkpoint keeps beside the tensors: samples taken, tokens trained and seconds trained so far."""
     return {
         "cursor": state["cursor"] + samples,
         "tokens": state["tokens"] + tokens,
