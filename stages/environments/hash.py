@@ -1,9 +1,10 @@
 """One digest of all that can change a task or a reward: two stages with the same one saw the same environment."""
 
-import ast
 import inspect
+import io
 import platform
 import sys
+import tokenize
 from importlib import metadata
 from pathlib import Path
 
@@ -44,8 +45,10 @@ def code_modules(environment: BaseEnvironment) -> list[str]:
 
 
 def code_digest(module: str) -> str:
-    """Digest of a module's code without its comments and layout."""
-    return digest(ast.dump(ast.parse(inspect.getsource(sys.modules[module]))))
+    """Digest of a module's code without its comments and line breaks."""
+    source = io.StringIO(inspect.getsource(sys.modules[module]))
+    tokens = tokenize.generate_tokens(source.readline)
+    return digest("\n".join(token.string for token in tokens if token.type not in (tokenize.COMMENT, tokenize.NL)))
 
 
 def data_digest(path: Path) -> str:
