@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedTokenizerFast
 
@@ -85,6 +85,7 @@ class Learner:
 
     def full_weights(self) -> Iterator[tuple[str, Tensor]]:
         """The transformers model's weights, whole, by their Hugging Face names; tied ones once. One at a time."""
+        self._reshard()
         parameters = dict(self.policy.model.named_parameters())
         tied = {name for name, _ in self.policy.model.named_parameters(remove_duplicate=False)} - parameters.keys()
         for name, tensor in self.policy.model.state_dict().items():
@@ -97,12 +98,22 @@ class Learner:
 
     def _tensors(self) -> dict[str, Tensor]:
         """All that a checkpoint holds, by name; loading fills these in place."""
+        self._reshard()
         tensors: dict[str, Tensor] = {}
         for name, parameter in self.policy.named_parameters():
             tensors[f"policy.{name}"] = parameter
             for key, value in self.optimizer.state[parameter].items():
                 tensors[f"optimizer.{name}.{key}"] = value
         return tensors
+
+    def _reshard(self) -> None:
+        """Put the root's weights back into shards.
+
+        After a pass without a backward they are still gathered: whole, in the precision of the computation, and not
+        the tensors that the optimizer knows.
+        """
+        if isinstance(self.policy, FSDPModule):
+            self.policy.reshard()
 
     def _make_optimizer_state(self) -> None:
         """Let the optimizer make its state, to be filled from a checkpoint: a step without gradient or rate."""
