@@ -1,6 +1,6 @@
 """Settings of the rl stage."""
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 
 from data.section import Section
 from stages.environments.config import EnvironmentConfig
@@ -38,6 +38,12 @@ class RLConfig(Section):
     optimizer: RLOptimizerConfig = RLOptimizerConfig()
     checkpoint: RLCheckpointConfig = RLCheckpointConfig()
     activation_checkpointing: bool = False
+
+    @model_validator(mode="after")
+    def _explores(self) -> "RLConfig":
+        if self.sampling.temperature == 0:
+            raise ValueError("rl.sampling.temperature: 0 is greedy, and then all samples of a prompt are the same")
+        return self
 
 
 class StageConfig(Section):
