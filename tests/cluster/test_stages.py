@@ -1,0 +1,200 @@
+"""Stages as jobs on the real cluster: results as on one machine, and jobs that are found, requeued and moved."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from checkpoints.manifest import Result
+from data.metrics import read_metrics
+from data.progress import read_progress
+from slurm.record import Record, read_record
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
+
+ROOT = Path(__file__).parents[2]
+DEMO = (
+    str(ROOT / "workflow" / "configs" / "demo.yaml"),
+    "synth.num_tasks=6000",
+    "sft.steps=60",
+    "sft.checkpoint.every_steps=30",
+    "rl.steps=4",
+    "evaluate.num_prompts=64",
+    "evaluate.num_harder=16",
+    "evaluate.num_perturbed=16",
+    "evaluate.num_sampled_prompts=16",
+)
+ON_SLURM = ("slurm.executor=slurm", "slurm.interface=lo")
+LONG_SFT = ("sft.steps=200", "sft.checkpoint.every_steps=10")
+
+
+def two_by_two(*stages: str) -> list[str]:
+    return [f"slurm.{stage}.{key}=2" for stage in stages for key in ("nodes", "tasks_per_node")]
+
+
+def result(folder: Path, stage: str, run: str = "tiny") -> Result:
+    return Result(folder / "runs" / run / stage / "manifest.json")
+
+
+def losses(folder: Path, run: str = "tiny") -> list[float]:
+    table = read_metrics(result(folder, "sft", run).folder)
+    assert table["step"].to_pylist() == list(range(1, len(table) + 1)), "a step is missing, or was trained twice"
+    return table["loss"].to_pylist()
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "this takes too long"
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory, qianka) -> Path:
+    """The folder of a local run of the shortened demo."""
+    folder = tmp_path_factory.mktemp("local")
+    done = qianka(folder, "run", *DEMO, "slurm.executor=local")
+    assert done.returncode == 0, done.stdout
+    return folder
+
+
+def test_the_demo_on_two_nodes_with_two_tasks_is_the_demo(local, cluster, qianka, tmp_path):
+    done = qianka(tmp_path, "run", *DEMO, *ON_SLURM, *two_by_two("synth", "sft", "rl", "evaluate"))
+    assert done.returncode == 0, done.stdout
+
+    there, here = (result(folder, "synth", "demo").manifest.files for folder in (tmp_path, local))
+    assert there == here
+    first, second = (losses(folder, "demo")[:50] for folder in (tmp_path, local))
+    assert first == pytest.approx(second, abs=1e-4)
+    reports = [json.loads((folder / "runs/demo/report.json").read_text()) for folder in (tmp_path, local)]
+    for policy in ("base", "sft", "rl"):
+        one, other = (report["policies"][policy]["greedy"] for report in reports)
+        assert one["low"] <= other["high"] and other["low"] <= one["high"], policy
+
+    for stage in ("sft", "rl"):
+        record = read_record(tmp_path / "runs/demo" / stage)
+        columns = "State,NNodes,NTasks"
+        steps = cluster.run("sacct", "-n", "-P", "-j", f"{record.job_id}.0", "-o", columns).splitlines()
+        assert steps == ["COMPLETED|2|4"]
+
+
+class Sft:
+    """A long sft stage on 2 nodes x 2 tasks in a folder of its own, and the command that waits for it."""
+
+    def __init__(self, folder: Path, cluster, qianka) -> None:
+        self.folder, self.cluster = folder, cluster
+        self.stage = folder / "runs/tiny/sft"
+        self.arguments = ["stage", "sft", "tiny.yaml", *ON_SLURM, *LONG_SFT, *two_by_two("sft")]
+        done = qianka(folder, "stage", "synth", "tiny.yaml", *LONG_SFT)
+        assert done.returncode == 0, done.stdout
+        self.start()
+
+    def start(self) -> None:
+        command = [sys.executable, "-P", "-m", "workflow.cli", *self.arguments]
+        self.log = (self.folder / "terminal").open("a")
+        self.waiter = subprocess.Popen(
+            command, cwd=self.folder, start_new_session=True, stdout=self.log, stderr=subprocess.STDOUT
+        )
+
+    def steps(self) -> int:
+        """Steps done so far."""
+        return self.progress("done")
+
+    def progress(self, key: str) -> int:
+        """`done`, or `first` for the step from which the newest start went on."""
+        record = self.record()
+        reading = read_progress(self.stage / record.attempt) if record else None
+        return int(reading[key]) if reading else 0
+
+    def record(self) -> Record | None:
+        return read_record(self.stage)
+
+    def job_id(self) -> str:
+        record = self.record()
+        assert record and record.job_id
+        return record.job_id
+
+    def jobs(self) -> list[str]:
+        """Ids of all jobs that the accounting knows by this stage's name."""
+        name = self.record().job_name
+        columns = ("-n", "-X", "-P", "-o", "JobID")
+        return self.cluster.run("sacct", *columns, f"--name={name}", "--starttime=now-1hour").split()
+
+    def finish(self) -> str:
+        """What the terminal showed, after the command has ended well."""
+        assert self.waiter.wait(300) == 0, (self.folder / "terminal").read_text()
+        return (self.folder / "terminal").read_text()
+
+
+@pytest.fixture
+def sft(cluster, qianka, tiny) -> Sft:
+    stage = Sft(tiny.parent, cluster, qianka)
+    wait_for(lambda: stage.steps() >= 25)
+    return stage
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, slurm_conf, qianka, tiny_config) -> list[float]:
+    """The losses of the same stage when nothing disturbs it."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    (folder / "tiny.yaml").write_text(tiny_config)
+    for stage in ("synth", "sft"):
+        options = [*LONG_SFT, *(ON_SLURM + tuple(two_by_two("sft")) if stage == "sft" else ())]
+        done = qianka(folder, "stage", stage, "tiny.yaml", *options, env={"SLURM_CONF": slurm_conf})
+        assert done.returncode == 0, done.stdout
+    return losses(folder)
+
+
+def test_after_a_kill_of_the_command_the_same_command_finds_the_job(sft, undisturbed):
+    os.killpg(sft.waiter.pid, signal.SIGKILL)
+    sft.waiter.wait()
+    job = sft.job_id()
+    sft.start()
+    assert "sft: re-attached" in sft.finish()
+    assert sft.jobs() == [job]
+    assert losses(sft.folder) == undisturbed
+
+
+def test_a_requeued_job_goes_on_at_the_committed_step(sft, undisturbed):
+    sft.cluster.run("scontrol", "requeue", sft.job_id())
+    said = sft.finish()
+    assert "start 2" in said
+    assert sft.progress("first") >= 20
+    assert sft.jobs() == [sft.job_id()]
+    assert losses(sft.folder) == undisturbed
+
+
+def test_after_the_loss_of_a_node_the_job_goes_on_elsewhere(sft, undisturbed):
+    lost = sft.cluster.job_nodes(sft.job_id())[1]
+    sft.cluster.script("kill-node", lost)
+    assert "start 2" in sft.finish()
+    assert sft.progress("first") >= 20
+    assert losses(sft.folder) == undisturbed
+
+
+def test_a_stage_that_was_submitted_by_hand_is_a_stage_of_the_run(cluster, qianka, tiny):
+    folder = tiny.parent
+    for stage in ("synth", "sft"):
+        done = qianka(folder, "stage", stage, tiny.name)
+        assert done.returncode == 0, done.stdout
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    options = ("--parsable", "--nodes=2", "--ntasks-per-node=2", "--output=rl.out")
+    submit = ["sbatch", *options, ROOT / "slurm/sbatch/rl.sbatch", tiny.name, *ON_SLURM]
+    job = subprocess.check_output(submit, cwd=folder, text=True, env=os.environ | {"PATH": path}).strip()
+    cluster.wait(job, "COMPLETED", "FAILED", seconds=120)
+    assert cluster.state(job) == "COMPLETED", (folder / "rl.out").read_text()
+    assert result(folder, "rl").manifest.stage == "rl"
+
+    planned = qianka(folder, "plan", tiny.name, *ON_SLURM)
+    assert [line.split()[:2] for line in planned.stdout.splitlines()[:4]] == [
+        ["synth", "keep"],
+        ["sft", "keep"],
+        ["rl", "keep"],
+        ["evaluate", "run"],
+    ]
