@@ -38,6 +38,7 @@ def distributed(job: Job) -> Generator[torch.device, None, None]:
         torch.set_num_threads(job.cpus)
         torch.use_deterministic_algorithms(True)
     if job.interface is not None:
+        _address(job)  # an unknown interface is an error here, with its name, and not one of gloo
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = job.interface
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     store = HashStore() if job.world_size == 1 else _meet(job)
@@ -95,7 +96,7 @@ def _meet(job: Job) -> Store:
 def _reach(rendezvous: Path) -> TCPStore | None:
     try:
         seen = json.loads(rendezvous.read_text())
-        store = TCPStore(seen["host"], seen["port"], is_master=False, timeout=timedelta(seconds=5))
+        store = TCPStore(seen["host"], seen["port"], is_master=False, timeout=timedelta(seconds=2))
         return store if store.check(["token"]) and store.get("token").decode() == seen["token"] else None
     except (FileNotFoundError, dist.DistNetworkError, dist.DistStoreError):
         return None

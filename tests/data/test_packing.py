@@ -1,5 +1,5 @@
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.packing import balanced_parts, micro_batches, pack
@@ -12,6 +12,7 @@ sequences_of = st.lists(
 )
 
 
+@settings(deadline=None, max_examples=50)
 @given(sequences_of)
 def test_packing_keeps_every_token_in_its_place(sequences: list[tuple[list[int], list[int]]]) -> None:
     packed = pack(sequences)
@@ -29,6 +30,7 @@ def test_no_sequences_pack_to_a_token_from_which_nothing_is_learned() -> None:
     assert (packed.tokens.tolist(), packed.lengths.tolist(), packed.learn.tolist()) == ([0], [1], [False])
 
 
+@settings(deadline=None, max_examples=50)
 @given(lengths_of, st.integers(1, 100))
 def test_micro_batches_hold_every_sequence_once_and_keep_the_budget(lengths: list[int], max_tokens: int) -> None:
     batches = micro_batches(lengths, max_tokens)
@@ -38,11 +40,13 @@ def test_micro_batches_hold_every_sequence_once_and_keep_the_budget(lengths: lis
         assert sum(lengths[index] for index in batch) <= max_tokens or len(batch) == 1
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(1, 20), max_size=40))
 def test_micro_batches_are_no_more_than_needed_when_sequences_are_short(lengths: list[int]) -> None:
     assert len(micro_batches(lengths, 10_000)) == min(1, len(lengths))
 
 
+@settings(deadline=None, max_examples=50)
 @given(lengths_of, st.integers(1, 5))
 def test_parts_hold_every_sequence_once_and_differ_by_less_than_one(lengths: list[int], num_parts: int) -> None:
     parts = balanced_parts(lengths, num_parts)

@@ -2,7 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -28,6 +28,7 @@ def word_tokenizer(**special: str) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend, **special)
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.text(ALPHABET))
 def test_every_text_of_the_alphabet_comes_back(text: str) -> None:
     tokenizer = character_tokenizer(ALPHABET)

@@ -1,0 +1,69 @@
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from data.job import Job
+from stages.trainer.device import any_rank, device_of, distributed, largest, total
+
+
+def agree(job: Job) -> tuple[bool, bool, int, list[float]]:
+    with distributed(job):
+        return any_rank(job.rank == 1), any_rank(False), largest(job.rank * 10), total(job.rank, 0.5)
+
+
+def test_all_ranks_come_to_the_same_answer(ranks: Any) -> None:
+    assert ranks(agree, 3) == [(True, False, 20, [3.0, 1.5])] * 3
+
+
+def test_one_rank_needs_no_rendezvous() -> None:
+    with distributed(Job(cpus=1)) as device:
+        assert device == device_of(Job())
+        assert any_rank(True)
+        assert torch.are_deterministic_algorithms_enabled()
+
+
+def test_the_announcement_is_for_the_user_alone(ranks: Any, tmp_path: Path) -> None:
+    ranks(agree, 2)
+    path = tmp_path / "rendezvous-0"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert json.loads(path.read_text())["port"] not in (0, 29500)
+
+
+def test_two_jobs_at_once_do_not_meet(ranks: Any, tmp_path: Path) -> None:
+    answers: list[Any] = []
+    jobs = [threading.Thread(target=lambda: answers.append(ranks(agree, 2))) for _ in range(2)]
+    for job in jobs:
+        job.start()
+    for job in jobs:
+        job.join()
+    assert answers == [[(True, False, 10, [1.0, 1.0])] * 2] * 2
+    ports = {json.loads(path.read_text())["port"] for path in tmp_path.glob("rendezvous-*")}
+    assert len(ports) == 2
+
+
+def agree_late(job: Job) -> tuple[bool, bool, int, list[float]]:
+    """Rank 0 comes last, so the others see what an earlier start left behind."""
+    if job.is_first:
+        threading.Event().wait(0.5)
+    return agree(job)
+
+
+@pytest.mark.parametrize("left", [{"host": "localhost", "port": 1, "token": "old"}, None])
+def test_the_announcement_of_an_earlier_start_misleads_no_one(ranks: Any, tmp_path: Path, left: Any) -> None:
+    path = tmp_path / "rendezvous-0"
+    if left is None:  # the earlier port now belongs to another job
+        other = torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+        other.set("token", "of another job")
+        left = {"host": "localhost", "port": other.port, "token": "old"}
+    path.write_text(json.dumps(left))
+    assert ranks(agree_late, 2) == [(True, False, 10, [1.0, 1.0])] * 2
+
+
+def test_an_unknown_interface_is_named(tmp_path: Path) -> None:
+    job = Job(world_size=2, rendezvous=tmp_path / "rendezvous", interface="nosuch0")
+    with pytest.raises(ValueError, match=r"slurm\.interface: .*nosuch0"), distributed(job):
+        pass
