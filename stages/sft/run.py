@@ -35,8 +35,8 @@ def run(config: StageConfig, inputs: dict[str, Result], folder: Path, job: Job) 
 
 def _train(config: StageConfig, synth: Result, folder: Path, job: Job, metrics: Metrics) -> None:
     sft = config.sft
-    tokenizer = model_tokenizer(config.model)
     policy = load_policy(config.model, config.seed)
+    tokenizer = model_tokenizer(config.model)
     check_vocabulary(policy.model, tokenizer)
     context = min(sft.max_tokens, getattr(policy.model.config, "max_position_embeddings", sft.max_tokens))
     examples = read_examples(synth.folder, "train", tokenizer, context)
