@@ -9,14 +9,13 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from enum import Enum
-from pathlib import Path
 from types import FrameType
 
 import psutil
 
 from data.progress import read_progress
 from slurm import state
-from slurm.attempt import newest_log
+from slurm.attempt import log_of
 from slurm.display import Display
 from slurm.local import is_alive
 from slurm.queue import NoAnswer
@@ -91,8 +90,8 @@ class Waiter:
         self.attempt = attached.folder
         self.display = display
         self.is_wanted = callers_alive()
-        self.log: Path | None = None
-        self.offset = 0
+        self.log = log_of(attached.folder, attached.record.job_id)
+        self.offset: int | None = None if attached.how == "re-attached" else 0
         self.text = ""
         self.ended_since: float | None = None
         self.returning_since: float | None = None
@@ -165,14 +164,12 @@ class Waiter:
             self.failed_since = time.monotonic()
 
     def _stream(self) -> None:
-        """Show what the job's log has got since the last look. A new job of the attempt has a new log."""
-        newest = newest_log(self.attempt)
-        if newest is None:
+        """Show what the job's log has got since the last look, which starts at the end of a log that others saw."""
+        if not self.log.exists():
             return
-        if newest != self.log:
-            old = self.log is None and self.attached.how == "re-attached"
-            self.log, self.offset = newest, max(0, newest.stat().st_size - LOG_TAIL_BYTES) if old else 0
-        with newest.open("rb") as stream:
+        with self.log.open("rb") as stream:
+            if self.offset is None:
+                self.offset = max(0, stream.seek(0, os.SEEK_END) - LOG_TAIL_BYTES)
             stream.seek(self.offset)
             piece = stream.read()
         whole = piece.rfind(b"\n") + 1
@@ -206,15 +203,13 @@ def failure(attached: Attached, last: str) -> str:
     `last` is what was last said of the job's state.
     """
     attempt, record = attached.folder, attached.record
-    verdict, log = read_verdict(attempt), newest_log(attempt)
-    lines = [f"{record.stage} failed: job {record.job_id} ended without a result ({last})"]
+    verdict, log = read_verdict(attempt), log_of(attempt, record.job_id)
+    lines = [f"failed: job {record.job_id} ended without a result ({last})"]
     if verdict and verdict.why == "mistake":
-        return f"{record.stage} failed: {verdict.message}"
+        return f"failed: {verdict.message}"
     if verdict:
-        lines = [
-            f"{record.stage} failed on rank {verdict.rank} ({verdict.node}, job {verdict.job_id}): {verdict.message}"
-        ]
-    if log is not None:
+        lines = [f"failed on rank {verdict.rank} ({verdict.node}, job {verdict.job_id}): {verdict.message}"]
+    if log.exists():
         tail = log.read_text(errors="replace").splitlines()[-SHOWN_LINES:]
         lines += [f"the last lines of {log}:", *(f"    {line}" for line in tail)]
     if verdict is None:

@@ -115,7 +115,6 @@ def _copy(source: Path, place: Path) -> None:
         aside.write_bytes(source.read_bytes())
 
 
-def newest_log(attempt: Path) -> Path | None:
-    """The log of rank 0 of the attempt's last job."""
-    logs = list((attempt / LOGS).glob("*_0_log.out"))
-    return max(logs, key=lambda path: path.stat().st_mtime, default=None)
+def log_of(attempt: Path, job_id: str | None) -> Path:
+    """The log of rank 0 of one of the attempt's jobs, which has a file of its own and goes on in it after a requeue."""
+    return attempt / LOGS / f"{job_id}_0_log.out"

@@ -9,7 +9,9 @@ import psutil
 
 from slurm.attempt import LOGS
 
-MODULES = ("submitit.local._local", "submitit.core._submit", "slurm.job")
+CONTROLLER = "submitit.local._local"
+"""Starts the ranks; its process id is the job's."""
+MODULES = (CONTROLLER, "submitit.core._submit", "slurm.job")
 GRACE_SECONDS = 30.0
 """Between TERM and KILL, for the checkpoint that a stage commits when it is asked to stop."""
 
@@ -30,7 +32,8 @@ def find(attempt: Path, job_id: str | None) -> psutil.Process | None:
             process = psutil.Process(int(job_id))
             if _runs(process, attempt):
                 return process
-    return next(iter(processes(attempt)), None)
+    found = processes(attempt)
+    return next((process for process in found if CONTROLLER in process.cmdline()), next(iter(found), None))
 
 
 def _runs(process: psutil.Process, attempt: Path) -> bool:

@@ -16,6 +16,10 @@ class NoAnswer(Exception):
     """A query failed: the command is missing, timed out, or could not reach its daemon. It says nothing of the job."""
 
 
+class SubmitError(Exception):
+    """The submit failed, and this is what sbatch or the system said."""
+
+
 @dataclass(frozen=True)
 class Said:
     """State of a job, in Slurm's word for it, and the reason that is given."""

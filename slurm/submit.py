@@ -16,6 +16,7 @@ from slurm import local, queue
 from slurm.attempt import LOGS, Request, open_attempt
 from slurm.config import SlurmConfig
 from slurm.job import run_stage
+from slurm.queue import SubmitError
 from slurm.record import FILE as RECORD
 from slurm.record import Executor, Record, attempts, is_finished, read_record, record_lock, write_record
 from slurm.state import Kind, cancel, query
@@ -269,7 +270,3 @@ def _redirect(log: Path) -> None:
     nothing, file = os.open(os.devnull, os.O_RDONLY), os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for source, target in ((nothing, 0), (file, 1), (file, 2)):
         os.dup2(source, target)
-
-
-class SubmitError(Exception):
-    """The submit failed, and this is what sbatch or the system said."""

@@ -30,8 +30,7 @@ Cores = Annotated[int | None, typer.Option(min=1, help="Cores of this machine fo
 @contextmanager
 def mistakes_shown() -> Generator[None]:
     """End with one message and exit code 2 where the user can mend it, 1 where the cluster must."""
-    from slurm.queue import NoAnswer
-    from slurm.submit import SubmitError
+    from slurm.queue import NoAnswer, SubmitError
 
     try:
         yield

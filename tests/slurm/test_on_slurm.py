@@ -13,9 +13,9 @@ from slurm import local, submit
 from slurm.attach import ENDED_SECONDS, End, Waiter
 from slurm.config import ResourcesConfig, SlurmConfig
 from slurm.display import Display
-from slurm.queue import NoAnswer
+from slurm.queue import NoAnswer, SubmitError
 from slurm.record import accept, read_record, write_record
-from slurm.submit import SubmitError, submit_or_attach, take_over
+from slurm.submit import submit_or_attach, take_over
 
 ON_SLURM = SlurmConfig(executor="slurm")
 

@@ -1,0 +1,111 @@
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from workflow.cli import app
+from workflow.config import schema_text
+
+
+@pytest.fixture
+def qianka(here, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    return lambda *arguments: CliRunner().invoke(app, list(arguments))
+
+
+@pytest.mark.parametrize("command", [["--help"], ["status"]])
+def test_the_light_commands_import_nothing_heavy_and_answer_at_once(here, command):
+    code = (
+        "import sys, time; start = time.process_time()\n"
+        f"sys.argv = ['qianka', *{command}]\n"
+        "from workflow.cli import app\n"
+        "try: app()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'transformers', 'vllm', 'snakemake', 'pyarrow', 'submitit'} & set(sys.modules)\n"
+        "print('heavy', sorted(heavy), time.process_time() - start)"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True)
+    heavy, seconds = re.search(r"heavy (\[.*\]) ([\d.]+)", done.stdout).groups()
+    assert heavy == "[]", done.stdout + done.stderr
+    assert float(seconds) < 0.6
+
+
+def test_the_plan_names_reasons_and_draws_the_algorithm(qianka, config, finish):
+    finish(["mine.yaml"])
+    result = qianka("plan", "mine.yaml", "rl.steps=9", "rl.algorithm=ppo")
+    assert result.exit_code == 0, result.output
+    lines = [line.split() for line in result.output.splitlines()]
+    assert ["sft", "keep"] in lines
+    assert ["rl", "run", "config:", "rl.algorithm", "dr_grpo", "->", "ppo"] in lines
+    assert "experience, once a step" in result.output
+    assert re.search(r"ratio = importance_ratio <- policy\.logprobs", result.output)
+
+
+def test_the_status_follows_a_number_back_to_the_seed(qianka, config, finish):
+    finish(["mine.yaml"])
+    result = qianka("status", "mine")
+    lines = result.output.splitlines()
+    assert any(re.search(r"evaluate.*done.*score 0\.5", line) for line in lines)
+    chain = [line.strip("└─ ").split()[0] for line in lines[lines.index("lineage") + 1 :] if "code" in line]
+    assert chain == ["evaluate", "rl", "sft", "synth"]
+    assert "rule engine arithmetic, seed 3" in result.output
+    assert "dashboard: runs/mine/dashboard.html" in result.output
+
+
+def test_a_lineage_whose_input_was_replaced_says_so(qianka, config, finish):
+    finish(["mine.yaml"])
+    finish(["mine.yaml"], "sft")
+    assert re.search(r"sft \w{12}: replaced by \w+-2 since", qianka("status", "mine").output)
+
+
+def test_a_run_that_is_not_there_is_named(qianka, config, finish):
+    assert "no runs in" in qianka("status").output
+    finish(["mine.yaml"])
+    result = qianka("status", "yours")
+    assert result.exit_code == 2
+    assert "there is no run 'yours'" in result.output
+
+
+def test_an_unknown_stage_lists_the_stages(qianka):
+    result = qianka("stage", "rll")
+    assert result.exit_code == 2
+    assert "error: there is no stage 'rll'; the stages are synth, sft, rl, evaluate" in result.output
+
+
+def test_a_stage_without_its_inputs_says_what_to_run_first(qianka, config):
+    result = qianka("stage", "sft", "mine.yaml")
+    assert result.exit_code == 2
+    assert "runs/mine/synth/manifest.json: no such manifest; run the stage that makes it first" in result.output
+
+
+def test_the_schema_is_printed_and_checked(qianka):
+    assert qianka("schema").output == schema_text()
+    assert qianka("schema", "--check").exit_code == 0
+
+
+def test_publishing_what_never_finished_is_refused(qianka, config):
+    result = qianka("stage", "synth", "--publish", "mine.yaml")
+    assert result.exit_code == 2
+    assert "no finished attempt" in result.output
+
+
+@pytest.mark.slow
+def test_ctrl_c_of_the_whole_pipeline_ends_its_job(here, config):
+    config.write_text(config.read_text() + "synth: {num_tasks: 20000, block_tasks: 200, workers: 1}\n")
+    command = [sys.executable, "-P", "-m", "workflow.cli", "run", "mine.yaml", "--cores", "1"]
+    with (here / "out").open("w") as out:
+        run = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
+    while not list(here.glob("runs/mine/synth/*/progress.json")):
+        assert run.poll() is None, (here / "out").read_text()
+        time.sleep(0.05)
+    os.kill(run.pid, signal.SIGINT)
+    assert run.wait() != 0
+    text = (here / "out").read_text()
+    assert "cancelled job" in text
+    assert "Traceback" not in text
+    assert next(here.glob("runs/mine/synth/*/verdict-0000.json"))

@@ -1,0 +1,77 @@
+import errno
+import os
+
+import pytest
+
+from workflow import preflight
+from workflow.config import load
+from workflow.preflight import check_config, check_folder
+
+
+def refused(*arguments: str) -> str:
+    with pytest.raises(ValueError) as caught:
+        check_config(load([*arguments, "slurm.executor=local"]))
+    return str(caught.value)
+
+
+def test_the_demo_passes(here):
+    check_config(load(["slurm.executor=local"]))
+
+
+def test_a_model_folder_that_is_none_is_named_with_what_it_lacks(here):
+    override = "model.folder=models/x"
+    assert "there is no folder models/x, neither in" in refused(override)
+    (here / "models" / "x").mkdir(parents=True)
+    assert "models/x has no config.json" in refused(override)
+    (here / "models" / "x" / "config.json").touch()
+    assert "models/x has no *.safetensors" in refused(override)
+    (here / "models" / "x" / "model.safetensors").touch()
+    check_config(load([override, "slurm.executor=local"]))
+
+
+def test_the_rows_of_the_user_are_looked_at(here):
+    rows = "environment={name: rows, path: mine.jsonl}"
+    assert refused("environment.name=rows").startswith("environment.path is empty")
+    assert refused(rows).startswith("environment.path: mine.jsonl")
+    (here / "mine.jsonl").write_text('{"prompt": "a", "answer": "b"}\n{"prompt": "a"}\n')
+    assert "mine.jsonl:2 answer" in refused(rows)
+
+
+def test_a_broken_file_of_harder_rows_is_named_by_its_own_key(here):
+    (here / "mine.jsonl").write_text('{"prompt": "a", "answer": "b"}\n')
+    message = refused("environment={name: rows, path: mine.jsonl, harder_path: none.jsonl}")
+    assert message.startswith("environment.harder_path: none.jsonl")
+
+
+def test_an_unknown_algorithm_lists_the_shipped_ones(here):
+    message = refused("rl.algorithm=gpro")
+    assert "rl.algorithm: 'gpro'" in message
+    assert "dr_grpo, grpo, ppo, rloo" in message
+
+
+def test_an_algorithm_that_cannot_be_executed_is_refused_before_a_node_is_asked_for(here):
+    (here / "mine.yaml").write_text("update:\n  loss: {operator: magic}\n")
+    assert "there is no operator 'magic'" in refused("rl.algorithm=mine.yaml")
+
+
+def test_two_nodes_need_slurm(here):
+    assert refused("slurm.rl.nodes=2").startswith("slurm.rl.nodes is 2, but without Slurm there is one")
+
+
+def test_slurm_that_is_not_there_is_named(here, monkeypatch):
+    monkeypatch.setenv("PATH", str(here))
+    with pytest.raises(ValueError, match="there is no sbatch here; take slurm.executor=local"):
+        check_config(load(["slurm.executor=slurm"]))
+
+
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [(errno.ENOSPC, "the disk is full"), (errno.EROFS, "read-only"), (errno.EACCES, "may not write")],
+)
+def test_a_folder_that_takes_no_files_is_named(here, monkeypatch, number, told):
+    def broken(path):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(preflight, "commit", broken)
+    with pytest.raises(ValueError, match=rf"{here}/runs/x: cannot write the run's files: .*{told}"):
+        check_folder(here / "runs" / "x")
