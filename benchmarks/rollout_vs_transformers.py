@@ -23,7 +23,11 @@ NO_TOKEN = -1
 
 
 def measure() -> dict[str, str | float]:
-    """The median of `ROUNDS` alternating runs of both sides, in useful tokens a second."""
+    """The median of `ROUNDS` alternating runs of both sides, in useful tokens a second.
+
+    On one thread, since two threads on a core that others use wait for each other and say nothing of either side.
+    """
+    torch.set_num_threads(1)
     source = random.Random(0)
     lengths = [min(MOST_TOKENS, max(2, int(source.expovariate(1 / MEAN_TOKENS)))) for _ in range(NUM_REQUESTS)]
     prompts = [[source.randrange(5, 60) for _ in range(PROMPT_TOKENS)] for _ in range(NUM_REQUESTS)]

@@ -10,9 +10,7 @@ STREAM = 1
 """Keeps these permutations apart from those of other stages with the same seed."""
 
 
-def draw_prompts(
-    seed: int, ids: Sequence[str], cursor: int, count: int, set_aside: Set[str]
-) -> tuple[list[int], int]:
+def draw_prompts(seed: int, ids: Sequence[str], cursor: int, count: int, set_aside: Set[str]) -> tuple[list[int], int]:
     """The rows of the next `count` prompts after `cursor`, and the cursor behind them.
 
     The prompts are one permutation of all rows after another. The cursor counts prompts over all ranks, so a run that

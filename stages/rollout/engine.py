@@ -19,7 +19,7 @@ from stages.trainer import attention
 
 REFILL_SHARE = 1 / 8
 """Free slots are refilled when at least this share of them is free: a prefill costs a forward pass of its own."""
-COMPACT_SHARE = 0.75
+COMPACT_SHARE = 0.9
 """With nothing left to refill, ended slots are given up once no more than this share is alive."""
 STEPS_BETWEEN_LOOKS = {"cpu": 1, "cuda": 8}
 """Decode steps before the host looks at which sequences have ended: a look at a card stalls it."""
@@ -61,8 +61,7 @@ class TorchEngine:
         implementation = getattr(model.config, "_attn_implementation", None)
         assert implementation == attention.NAME, f"the model attends by {implementation}"
         self.model, self.eos, self.version = model, eos, 0
-        kept = [token for token in range(model.config.vocab_size) if token != eos and token not in set(special)]
-        self._ordinary = torch.tensor(kept)
+        self._ordinary = torch.tensor(sorted(set(range(model.config.vocab_size)) - {eos, *special}))
 
     def update(self, weights: Iterable[tuple[str, Tensor]] | None, version: int) -> None:
         """Take the policy's weights of `version`; None when the model is the policy's own.

@@ -84,3 +84,11 @@ def test_a_run_goes_on_with_another_number_of_ranks_at_the_same_prompt(
     assert len(list((folder / "trajectories").iterdir())) == 1 + 3 * 2
     manifest = json.loads((folder / NAME).read_text())
     assert manifest["metrics"]["steps"] == 4
+
+
+@pytest.mark.slow
+def test_a_rank_without_prompts_takes_part(world: Any, start: Start) -> None:
+    folder = world.attempt()
+    config = world.changed(algorithm="ppo", prompts_per_step=1, steps=2)
+    assert [process.wait() for process in start(config, folder, 2)] == [0, 0]
+    assert [len(rank) for rank in steps_of(folder, 2)] == [4, 0]
