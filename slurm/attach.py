@@ -16,11 +16,11 @@ import psutil
 from data.progress import read_progress
 from slurm import state
 from slurm.attempt import log_of
+from slurm.claim import Attached
 from slurm.display import Display
 from slurm.local import is_alive
 from slurm.queue import NoAnswer
 from slurm.state import Kind
-from slurm.submit import Attached
 from slurm.verdict import read_verdict
 
 WATCHED = "QIANKA_CALLERS"

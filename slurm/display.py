@@ -42,6 +42,14 @@ def pace(reading: Reading) -> str:
     return f"{value:.{digits}f} {reading['unit']}/s, {clock(seconds_left(reading))} left"
 
 
+class Terminal(Console):
+    """A console whose reader may leave, where rich would end the process."""
+
+    def on_broken_pipe(self) -> None:
+        """Say nothing more."""
+        self.quiet = True
+
+
 class Display:
     """Writes to the terminal, and the same lines to the stage's log file, for as long as anybody listens.
 
@@ -50,7 +58,7 @@ class Display:
 
     def __init__(self, stage: str, log: Path | None) -> None:
         self.stage = stage
-        self.console = Console(highlight=False, soft_wrap=True)
+        self.console = Terminal(highlight=False, soft_wrap=True)
         self.file: TextIO | None = None
         if log is not None:
             log.parent.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from slurm.config import SlurmConfig
+from slurm.record import Executor
+
 TIMEOUT_SECONDS = 60
 ABSENT = re.compile(r"Invalid job id", re.IGNORECASE)
 
@@ -41,6 +44,13 @@ def is_here() -> bool:
         return bool(_ask("scontrol", "show", "config"))  # a cluster that hands out its configuration
     except NoAnswer:
         return False
+
+
+def choose_executor(config: SlurmConfig) -> Executor:
+    """The executor that the config names, or that this machine offers."""
+    if config.executor != "auto":
+        return config.executor
+    return "slurm" if is_here() else "local"
 
 
 def squeue(job_id: str) -> Said | None:

@@ -1,26 +1,18 @@
-"""Submit a stage through submitit, or attach to the job that runs it already. The only file that imports submitit."""
+"""Start a stage's job through submitit, on Slurm or on this machine. The only file that imports submitit."""
 
 import os
-import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import submitit
+from submitit.core.utils import JobPaths
 from submitit.helpers import clean_env
 
-from checkpoints.manifest import digest
-from slurm import local, queue
-from slurm.attempt import LOGS, Request, open_attempt
-from slurm.config import SlurmConfig
+from slurm.attempt import LOGS, Request
 from slurm.job import run_stage
 from slurm.queue import SubmitError
-from slurm.record import FILE as RECORD
-from slurm.record import Executor, Record, attempts, is_finished, read_record, record_lock, write_record
-from slurm.state import Kind, cancel, query
-from slurm.verdict import clear_verdicts
 
 KEPT = ("SLURM_CONF", "SBATCH_ACCOUNT", "SBATCH_PARTITION", "SBATCH_QOS", "SBATCH_RESERVATION")
 """What a user or a site sets for every submit; all else of Slurm's in the environment belongs to the job we are in."""
@@ -29,18 +21,6 @@ LOCAL_MINUTES = 60 * 24 * 365
 """Nothing ends a local job but its own end."""
 JOB_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONSAFEPATH": "1", "SUBMITIT_LOG_LEVEL": "WARNING"}
 """Waiting threads sleep; a folder `data` in the working directory hides no package; the log holds the stage's words."""
-
-How = Literal["submitted", "resumed", "re-attached", "found finished"]
-
-
-@dataclass(frozen=True)
-class Attached:
-    """The attempt that makes the stage's result, and how its job was come by."""
-
-    record: Record
-    folder: Path
-    """The attempt folder."""
-    how: How
 
 
 class StageCall:
@@ -60,125 +40,6 @@ class StageCall:
     def checkpoint(self) -> submitit.helpers.DelayedSubmission:
         """For a signal that comes before the stage has its own handlers."""
         return submitit.helpers.DelayedSubmission(StageCall(self.attempt))
-
-
-def choose_executor(config: SlurmConfig) -> Executor:
-    """The executor that the config names, or that this machine offers."""
-    if config.executor != "auto":
-        return config.executor
-    return "slurm" if queue.is_here() else "local"
-
-
-def submit_or_attach(request: Request) -> Attached:
-    """Make sure that one job, and only one, works on what is asked for, whatever was killed before.
-
-    Raises ValueError when an input is missing, and NoAnswer when Slurm must be asked first and does not answer.
-    """
-    folder, fingerprint = request.folder, request.fingerprint()
-    with record_lock(folder):
-        record, number = _under_way(folder, fingerprint)
-        attempt = folder / f"{fingerprint}-{number}"
-        if record and query(folder, record).kind not in (Kind.ENDED, Kind.FINISHED):
-            write_record(folder, record)
-            return Attached(record, attempt, "re-attached")
-        record = _intend(request, fingerprint, number)
-        if is_finished(attempt):
-            write_record(folder, record)
-            return Attached(record, attempt, "found finished")
-        resumed = attempt.exists()
-        open_attempt(request, attempt, local_cpus(request))
-        clear_verdicts(attempt)
-        write_record(folder, record)
-        in_own_session(lambda: _submit(request, attempt, record), attempt / LOGS / "submit.log")
-    submitted = read_record(folder)
-    assert submitted and submitted.job_id, "the submit has noted its job"
-    return Attached(submitted, attempt, "resumed" if resumed else "submitted")
-
-
-def take_over(request: Request, job_id: str | None) -> Attached:
-    """Note that the caller itself is the job: Slurm's `job_id`, or processes that a person starts here.
-
-    Raises ValueError when another job works on the attempt.
-    """
-    folder, fingerprint = request.folder, request.fingerprint()
-    with record_lock(folder):
-        record, number = _under_way(folder, fingerprint)
-        attempt = folder / f"{fingerprint}-{number}"
-        if record and (record.job_id != job_id or job_id is None):
-            state = query(folder, record)
-            if state.kind not in (Kind.ENDED, Kind.FINISHED):
-                raise ValueError(f"{attempt}: job {record.job_id} works on this already ({state.text})")
-        resumed = attempt.exists()
-        open_attempt(request, attempt, local_cpus(request))
-        clear_verdicts(attempt)
-        ours = {"executor": "slurm" if job_id else "local", "job_id": job_id}
-        record = _intend(request, fingerprint, number).model_copy(update=ours)
-        write_record(folder, record)
-    return Attached(record, attempt, "resumed" if resumed else "submitted")
-
-
-def _under_way(folder: Path, fingerprint: str) -> tuple[Record | None, int]:
-    """The record of the attempt that is to be made, if there was one, and the attempt's number.
-
-    It is the one under way; or a new one when the result of the last one was taken; or, for a fingerprint of earlier
-    times, the last attempt at that. The job of any other fingerprint is ended.
-    """
-    record = read_record(folder)
-    if record and record.fingerprint != fingerprint:
-        _retire(folder, record)
-        record = None
-    if record is None:
-        return None, max(attempts(folder, fingerprint), default=1)
-    if record.accepted:
-        return None, record.number + 1
-    return _find_job(folder / record.attempt, record), record.number
-
-
-def _retire(folder: Path, record: Record) -> None:
-    """End the job of another config, input or code, which nobody waits for any more; its checkpoints stay."""
-    if record.accepted:
-        return
-    record = _find_job(folder / record.attempt, record)
-    if query(folder, record).kind not in (Kind.ENDED, Kind.FINISHED):
-        print(
-            f"{record.stage}: ending job {record.job_id} of {record.attempt}, which is no longer asked for", flush=True
-        )
-        cancel(folder, record)
-
-
-def _find_job(attempt: Path, record: Record) -> Record:
-    """The record with its job's id, when the submitter was killed between the submit and the note."""
-    if record.job_id is not None:
-        return record
-    if record.executor == "slurm":
-        try:
-            return record.model_copy(update={"job_id": queue.find_by_name(record.job_name, record.submitted)})
-        except queue.NoAnswer as error:
-            raise queue.NoAnswer(
-                f"{error}\nso nobody can tell whether the job {record.job_name} was submitted; run again when Slurm "
-                f"answers, or delete {attempt.parent / RECORD} if you know that it was not"
-            ) from error
-    process = local.find(attempt, None)
-    return record.model_copy(update={"job_id": str(process.pid)}) if process else record
-
-
-def _intend(request: Request, fingerprint: str, number: int) -> Record:
-    place = digest(str(request.folder))[:6]  # two clones may have runs of one name
-    return Record(
-        stage=request.stage,
-        fingerprint=fingerprint,
-        number=number,
-        executor=choose_executor(request.slurm),
-        job_name=f"{request.run}-{request.stage}-{fingerprint}-{number}-{place}",
-        host=os.uname().nodename,
-        submitted=time.time(),
-    )
-
-
-def _submit(request: Request, attempt: Path, record: Record) -> None:
-    submit = submit_to_slurm if record.executor == "slurm" else submit_locally
-    job_id = submit(request, attempt, record.job_name)
-    write_record(request.folder, record.model_copy(update={"job_id": job_id}))
 
 
 def local_cpus(request: Request) -> int:
@@ -229,6 +90,14 @@ def slurm_parameters(request: Request, name: str) -> dict[str, Any]:
         "additional_parameters": {"requeue": True, **site.additional},
     }
     return {key: value for key, value in parameters.items() if value is not None} | {"wckey": None}
+
+
+def finish_submit(attempt: Path, job_id: str) -> None:
+    """Give the pickle the name under which the job looks for it, which a killed submitter may have left undone."""
+    wanted = JobPaths(attempt / LOGS, job_id).submitted_pickle
+    left = [path for path in (attempt / LOGS).glob("*.pkl") if "_" not in path.name]
+    if left and not wanted.exists():
+        max(left, key=lambda path: path.stat().st_mtime).rename(wanted)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from checkpoints.commit import commit
-from slurm.submit import choose_executor
+from slurm.queue import choose_executor
 from stages.environments.config import RowsConfig
 from workflow.config import INPUTS, RunConfig
 

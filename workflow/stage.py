@@ -5,9 +5,9 @@ from pathlib import Path
 
 from slurm.attach import WATCHED, End, Waiter, failure, interrupts_noted
 from slurm.attempt import Request, publish
+from slurm.claim import Attached, submit_or_attach, take_over
 from slurm.display import Display
 from slurm.record import accept, is_finished, read_record
-from slurm.submit import Attached, submit_or_attach, take_over
 from workflow.config import RunConfig
 from workflow.paths import RunPaths
 from workflow.request import make_request

@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from checkpoints.manifest import NAME
+from slurm.claim import take_over
 from slurm.job import FAILED, check_packages, run_stage
 from slurm.record import read_record
-from slurm.submit import take_over
 from slurm.verdict import Verdict, read_verdict, write_verdict
 from workflow.config import load
 from workflow.request import make_request

@@ -12,8 +12,8 @@ import pytest
 
 from checkpoints.manifest import NAME, Result
 from slurm import local
+from slurm.claim import submit_or_attach, take_over
 from slurm.record import read_record
-from slurm.submit import submit_or_attach, take_over
 
 LONG = ["synth.num_tasks=20000", "synth.block_tasks=200", "synth.workers=1", "slurm.executor=local"]
 SHORT = ["synth.num_tasks=60", "synth.harder_tasks=5", "synth.workers=1", "slurm.executor=local"]
@@ -43,18 +43,15 @@ def ranks(attempt: Path) -> list[psutil.Process]:
     return [process for process in local.processes(attempt) if "submitit.core._submit" in process.cmdline()]
 
 
-def test_a_stage_runs_and_is_published(stage_command, stage_folder):
-    command = stage_command(*SHORT)
-    output = command.communicate()[0]
-    assert command.returncode == 0, output
-    result = Result(stage_folder / NAME)
-    assert result.folder == stage_folder / result.manifest.attempt
-    assert read_record(stage_folder).accepted
-
-
-def test_asked_for_again_a_stage_is_made_anew(stage_command, stage_folder):
-    for _ in range(2):
-        assert stage_command(*SHORT).wait() == 0
+def test_a_stage_runs_and_is_published_and_asked_for_again_it_is_made_anew(stage_command, stage_folder):
+    for number in ("-1", "-2"):
+        command = stage_command(*SHORT)
+        output = command.communicate()[0]
+        assert command.returncode == 0, output
+        result = Result(stage_folder / NAME)
+        assert result.folder == stage_folder / result.manifest.attempt
+        assert result.folder.name.endswith(number)
+        assert read_record(stage_folder).accepted
     assert sorted(path.name[-2:] for path in stage_folder.glob("*-*/")) == ["-1", "-2"]
 
 
@@ -147,7 +144,22 @@ def test_torchrun_runs_the_ranks_of_an_attempt(request_for):
     assert submit_or_attach(request_for()).how == "found finished"
 
 
-@pytest.mark.parametrize("name", ["a b'c$d", 'quo"te', "new\nline", "sp ace/ünï"])
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
+
+
+@pytest.mark.parametrize(("grace", "hurry"), [(0.5, False), (60.0, True)])
+def test_a_process_that_does_not_leave_in_its_time_is_killed(tmp_path, monkeypatch, grace, hurry):
+    monkeypatch.setattr(local, "GRACE_SECONDS", grace)
+    command = [sys.executable, "-c", STUBBORN, "slurm.job", tmp_path]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    process.stdout.readline()
+    start = time.monotonic()
+    local.cancel(tmp_path, lambda: hurry)
+    assert process.wait(5) == -signal.SIGKILL
+    assert time.monotonic() - start >= (0 if hurry else grace)
+
+
+@pytest.mark.parametrize("name", ["a b'c$d", "new\nline"])
 def test_a_stage_runs_in_a_folder_of_any_name(tmp_path, name):
     folder = tmp_path / name
     folder.mkdir(parents=True)

@@ -10,12 +10,12 @@ import pytest
 
 from checkpoints.manifest import NAME
 from slurm import local, submit
-from slurm.attach import ENDED_SECONDS, End, Waiter
+from slurm.attach import ENDED_SECONDS, End, Waiter, failure
+from slurm.claim import submit_or_attach, take_over
 from slurm.config import ResourcesConfig, SlurmConfig
 from slurm.display import Display
 from slurm.queue import NoAnswer, SubmitError
 from slurm.record import accept, read_record, write_record
-from slurm.submit import submit_or_attach, take_over
 
 ON_SLURM = SlurmConfig(executor="slurm")
 
@@ -205,6 +205,34 @@ def test_a_kill_between_submit_and_note_leaves_the_note_to_be_made(request_for, 
     monkeypatch.setattr(submit, "submit_to_slurm", real)
     assert submit_or_attach(request).record.job_id == jobs()[0]["id"]
     assert len(jobs()) == 1
+
+
+def test_a_job_whose_submitter_was_killed_inside_submitit_runs_all_the_same(
+    request_for, jobs, wait_for, knob, fake_slurm
+):
+    """submitit names the pickle after the job once sbatch has returned."""
+    held = knob("held")
+    request = request_for(slurm=ON_SLURM)
+    attached = submit_or_attach(request)
+    logs = attached.folder / "log"
+    (logs / "1000_submitted.pkl").rename(logs / f"{'0' * 32}.pkl")
+    write_record(request.folder, attached.record.model_copy(update={"job_id": None}))
+    held.unlink()
+    fake_slurm.start("1000")
+    assert wait_for(submit_or_attach(request)) is End.FINISHED
+    assert len(jobs()) == 1
+
+
+def test_ranks_that_go_on_after_one_has_failed_are_ended(request_for, jobs, knob, wait_for, fake_slurm, monkeypatch):
+    monkeypatch.setattr("slurm.attach.STRAGGLER_SECONDS", 0.5)
+    knob("held")
+    attached = submit_or_attach(request_for(slurm=ON_SLURM))
+    fake_slurm.save({**jobs()[0], "state": "RUNNING"})
+    why = {"why": "error", "message": "no card", "rank": 3, "node": "mx1", "job_id": "1000", "time": 1, "traceback": ""}
+    (attached.folder / "verdict-0003.json").write_text(json.dumps(why))
+    assert wait_for(attached) is End.FAILED
+    assert jobs()[0]["state"] == "CANCELLED"
+    assert "failed on rank 3 (mx1, job 1000): no card" in failure(attached, "")
 
 
 def test_ctrl_c_cancels_the_job(request_for, jobs, knob, stage_command):

@@ -10,8 +10,8 @@ import pytest
 
 from checkpoints.manifest import commit_manifest
 from slurm.attempt import publish
+from slurm.claim import take_over
 from slurm.record import accept, read_record, write_record
-from slurm.submit import take_over
 from workflow.config import INPUTS, load
 from workflow.paths import RunPaths
 from workflow.request import make_request
