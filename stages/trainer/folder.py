@@ -28,6 +28,7 @@ def folder_model(folder: Path) -> PreTrainedModel:
     wrong = sorted(map(str, [*loading["missing_keys"], *loading["mismatched_keys"]]))
     if wrong:
         raise ValueError(f"model.folder: {folder} lacks weights that its config.json needs: {', '.join(wrong[:5])}")
+    _check_windows(model, folder)
     _use_contexts(model, folder)
     return model
 
@@ -48,6 +49,18 @@ def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast)
             f"model.folder: the tokenizer has {len(tokenizer)} tokens, the model embeddings for {rows}; take the "
             "tokenizer that belongs to the model, or enlarge it with model.resize_token_embeddings and save it again"
         )
+
+
+def _check_windows(model: PreTrainedModel, folder: Path) -> None:
+    """Contexts attend to the whole sequence, so a model that must not is refused."""
+    config = model.config.get_text_config()
+    for name in ("sliding_window", "attention_chunk_size"):
+        window = getattr(config, name, None)
+        if window is not None and window < config.max_position_embeddings:
+            raise ValueError(
+                f"model.folder: {folder}: attention to only {window} tokens ({name} in config.json), but Qianka "
+                f"attends to whole sequences; to train on at most {window} tokens, set max_position_embeddings to it"
+            )
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedTokenizerFast
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from checkpoints import sharded
 from data.job import Job
@@ -45,6 +46,7 @@ class Learner:
             policy.model.gradient_checkpointing_enable({"use_reentrant": False})
         _shard(policy, job)
         self.optimizer = _adamw(policy, optimizer)
+        self._make_optimizer_state()
 
     @property
     def learning_rate(self) -> float:
@@ -78,7 +80,6 @@ class Learner:
         path = sharded.latest(folder)
         if path is None:
             return None
-        self._make_optimizer_state()
         step, state = sharded.load(path, self._tensors())
         self.steps_done = state["optimizer_steps"]
         return step, state["caller"]
@@ -116,17 +117,26 @@ class Learner:
             self.policy.reshard()
 
     def _make_optimizer_state(self) -> None:
-        """Let the optimizer make its state, to be filled from a checkpoint: a step without gradient or rate."""
+        """Let the optimizer make its state, as it is before the first step.
+
+        AdamW would make it at a weight's first gradient, which in reinforcement learning may come after the first
+        checkpoint: a step in which all rewards are equal has none.
+        """
         for parameter in self.policy.parameters():
             parameter.grad = torch.zeros_like(parameter)
         for group in self.optimizer.param_groups:
             group["lr"] = 0.0
         self.optimizer.step()
         self.optimizer.zero_grad()
+        for state in self.optimizer.state.values():
+            state["step"].zero_()
 
 
 def _shard(policy: Policy, job: Job) -> None:
-    """Each decoder layer is a unit of FSDP; embeddings, final norm and heads, which may be tied, are one more."""
+    """Each decoder layer is a unit of FSDP; embeddings, final norm and heads, which may be tied, are one more.
+
+    Every rank holds the whole model for the moment between loading and sharding.
+    """
     device = device_of(job)
     policy.to(device)
     if job.world_size == 1 and device.type == "cpu":
@@ -135,9 +145,9 @@ def _shard(policy: Policy, job: Job) -> None:
     # Master weights, gradients' sums and optimizer stay float32; cards compute in bfloat16.
     compute = torch.bfloat16 if device.type == "cuda" else None
     precision = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
-    body: Any = policy.model.get_decoder()
-    for layer in body.layers:
-        fully_shard(layer, mesh=mesh, mp_policy=precision)
+    for module in policy.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            fully_shard(module, mesh=mesh, mp_policy=precision)
     fully_shard(policy, mesh=mesh, mp_policy=precision)
 
 

@@ -31,10 +31,10 @@ def forkserver() -> multiprocessing.context.ForkServerContext:
 
 @pytest.fixture
 def ranks(forkserver: multiprocessing.context.ForkServerContext, tmp_path: Path) -> Ranks:
-    """`ranks(function, world_size, *arguments)`: what `function(job, *arguments)` returns on each rank."""
+    """`ranks(function, world_size, *arguments)`: what `function(job, *arguments)` returns on each rank but `dies`."""
     meetings = iter(range(100))
 
-    def run(function: Callable[..., Any], world_size: int, *arguments: Any) -> list[Any]:
+    def run(function: Callable[..., Any], world_size: int, *arguments: Any, dies: int | None = None) -> list[Any]:
         shared = {"world_size": world_size, "rendezvous": tmp_path / f"rendezvous-{next(meetings)}"}
         running = []
         for rank in range(world_size):
@@ -43,7 +43,7 @@ def ranks(forkserver: multiprocessing.context.ForkServerContext, tmp_path: Path)
             process.start()
             there.close()
             running.append((here, process))
-        answers = [here.recv() for here, _ in running]
+        answers = [here.recv() for rank, (here, _) in enumerate(running) if rank != dies]
         for _, process in running:
             process.join()
         assert not any(error for _, error in answers), "\n".join(error for _, error in answers if error)

@@ -1,5 +1,7 @@
 import json
+import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -67,3 +69,19 @@ def test_an_unknown_interface_is_named(tmp_path: Path) -> None:
     job = Job(world_size=2, rendezvous=tmp_path / "rendezvous", interface="nosuch0")
     with pytest.raises(ValueError, match=r"slurm\.interface: .*nosuch0"), distributed(job):
         pass
+
+
+def outlive(job: Job) -> float:
+    """Rank 1 dies in the middle of the run; the seconds after which rank 0 knows."""
+    with distributed(job):
+        any_rank(False)
+        if job.rank == 1:
+            os._exit(9)
+        started = time.monotonic()
+        with pytest.raises(RuntimeError):
+            any_rank(False)
+        return time.monotonic() - started
+
+
+def test_a_dead_rank_is_noticed_within_seconds(ranks: Any) -> None:
+    assert ranks(outlive, 2, dies=1)[0] < 10

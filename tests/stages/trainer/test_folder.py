@@ -59,9 +59,17 @@ def test_architectures_of_transformers_train_as_they_are(tmp_path: Path, archite
 
 
 def test_an_architecture_whose_logits_would_change_is_refused(tmp_path: Path) -> None:
-    written(tmp_path, "gemma2", final_logit_softcapping=0.01, attn_logit_softcapping=0.01)
+    written(tmp_path, "gemma2", sliding_window=64, final_logit_softcapping=0.01, attn_logit_softcapping=0.01)
     with pytest.raises(ValueError, match="gemma2 model .* cannot train"):
         load_policy(tmp_path, 1)
+
+
+def test_a_model_that_must_not_see_the_whole_sequence_is_refused(tmp_path: Path) -> None:
+    written(tmp_path, "mistral", sliding_window=16)
+    with pytest.raises(ValueError, match=r"only 16 tokens \(sliding_window in config\.json\)"):
+        load_policy(tmp_path, 1)
+    written(tmp_path, "mistral", sliding_window=16, max_position_embeddings=16)
+    load_policy(tmp_path, 1)
 
 
 def test_a_tokenizer_larger_than_the_embeddings_is_an_error_before_training(tmp_path: Path) -> None:
