@@ -33,6 +33,7 @@ PATIENCE_SECONDS = 600.0
 def run(config: StageConfig, inputs: dict[str, Result], folder: Path, job: Job) -> None:
     """Write the splits and the manifest to `folder`. Every rank calls it, and returns when the manifest is there."""
     assert not inputs, "synth is the first stage"
+    started = time.monotonic()
     manifest = folder / NAME
     if not manifest.exists():
         environment = make(config.environment)
@@ -45,8 +46,9 @@ def run(config: StageConfig, inputs: dict[str, Result], folder: Path, job: Job) 
         if job.is_first:
             wait_for_blocks(blocks, folder, job, provenance)
             paths, counts = assemble(config, blocks, folder, job, provenance)
-            hash_of_environment = provenance["environment_hash"]
-            commit_manifest(folder, paths, counts.metrics(), environment_hash=hash_of_environment)
+            # Of the start that finishes: what an interrupted one had spent before is not known.
+            metrics = {**counts.metrics(), "seconds": time.monotonic() - started}
+            commit_manifest(folder, paths, metrics, environment_hash=provenance["environment_hash"])
         else:
             wait_until(manifest.exists, folder, job, "rank 0 to write the shards")
     if job.is_first:
