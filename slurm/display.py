@@ -6,9 +6,11 @@ from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column
 
 LINE_SECONDS = 10.0
 """Between two lines of progress where the output is no terminal."""
+MESSAGE = "{task.fields[message]}"
 Reading = dict[str, int | float | str]
 """A record of `data.progress`."""
 
@@ -50,6 +52,16 @@ class Terminal(Console):
         self.quiet = True
 
 
+def progress_bar(console: Console) -> Progress:
+    """Stage, bar, done of total, rate and time left; what the stage adds is cut where the line ends."""
+    columns = [
+        TextColumn(text, table_column=Column(no_wrap=True, overflow="ellipsis"))
+        for text in ("{task.description}", "{task.completed:.0f}/{task.total:.0f}", "{task.fields[pace]}", MESSAGE)
+    ]
+    bar = BarColumn(20, table_column=Column(min_width=20))
+    return Progress(columns[0], bar, *columns[1:], console=console, transient=True)
+
+
 class Display:
     """Writes to the terminal, and the same lines to the stage's log file, for as long as anybody listens.
 
@@ -63,10 +75,8 @@ class Display:
         if log is not None:
             log.parent.mkdir(parents=True, exist_ok=True)
             self.file = log.open("a")
-        columns = ("{task.fields[stage]}", BarColumn(), "{task.completed:.0f}/{task.total:.0f}", "{task.fields[pace]}")
-        shown = [TextColumn(column) if isinstance(column, str) else column for column in columns]
-        self.bar = Progress(*shown, console=self.console, transient=True) if self.console.is_terminal else None
-        self.task = self.bar.add_task("", stage=stage, pace="", total=None, visible=False) if self.bar else None
+        self.bar = progress_bar(self.console) if self.console.is_terminal else None
+        self.task = self.bar.add_task(stage, pace="", message="", total=None, visible=False) if self.bar else None
         self.said = 0.0
         self.last: Reading | None = None
 
@@ -108,8 +118,8 @@ class Display:
         first, self.last = self.last is None, reading
         if self.bar and self.task is not None:
             done, total = float(reading["done"]), float(reading["total"])
-            label = f"{self.stage} {reading['message']}".strip()
-            self.bar.update(self.task, stage=label, completed=done, total=total, pace=pace(reading), visible=True)
+            said = reading["message"]
+            self.bar.update(self.task, completed=done, total=total, visible=True, pace=pace(reading), message=said)
         elif time.monotonic() - self.said >= LINE_SECONDS or first:
             self.said = time.monotonic()
             message = f", {reading['message']}" if reading["message"] else ""

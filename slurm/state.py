@@ -64,7 +64,7 @@ def local_state(attempt: Path, record: Record) -> State:
         )
     process = local.find(attempt, record.job_id)
     if process:
-        return State(Kind.ACTIVE, f"running as process {process.pid}")
+        return State(Kind.ACTIVE, "running")
     return State(Kind.FINISHED, "finished") if is_finished(attempt) else State(Kind.ENDED, "its processes are gone")
 
 

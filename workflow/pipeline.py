@@ -20,6 +20,9 @@ from workflow.plan import StagePlan, make_plan, stale
 from workflow.preflight import check_config
 from workflow.session import begin, check_owner, release
 
+WIDTH = 120
+"""Of a table that goes to a file."""
+
 
 def run_pipeline(run: RunConfig, cores: int | None) -> int:
     """Hand the run to Snakemake and wait for it. Returns the exit code.
@@ -101,9 +104,9 @@ def print_summary(paths: RunPaths) -> None:
     report = json.loads(paths.report.read_text())
     table = Table(title=f"run {paths.name}", title_justify="left")
     for column in COLUMNS:
-        table.add_column(column, justify="left" if column == "stage" else "right")
+        table.add_column(column, justify="left" if column == "stage" else "right", overflow="fold")
     for row in summary(report):
         table.add_row(*(str(getattr(row, column)) for column in COLUMNS))
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
     console.print(table)
     console.print(Text(f"dashboard: {Path(paths.dashboard).resolve()}"), soft_wrap=True)

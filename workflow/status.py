@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -17,15 +18,15 @@ from slurm.state import Kind
 from workflow.config import INPUTS
 from workflow.paths import RunPaths
 
-SHOWN_METRICS = 4
+SHOWN_METRICS = 3
 
 
 def render(name: str) -> RenderableType:
     """The run's table of stages, and below it the lineage of its last result."""
     paths = RunPaths(name)
-    table = Table(title=f"run {name}", title_justify="left", expand=False)
-    for column in ("stage", "state", "attempt", "job", "progress", "metrics"):
-        table.add_column(column, overflow="fold")
+    table = Table(title=f"run {name}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("stage", "state and job", "attempt", "progress", "metrics"):
+        table.add_column(column, overflow="fold", no_wrap=column in ("stage", "attempt"))
     for stage in INPUTS:
         table.add_row(stage, *(Text(cell) for cell in _cells(paths, stage)))
     last = next((stage for stage in reversed(INPUTS) if paths.manifest(stage).exists()), None)
@@ -37,17 +38,17 @@ def render(name: str) -> RenderableType:
     return Group(*parts)
 
 
-def _cells(paths: RunPaths, stage: str) -> tuple[str, str, str, str, str]:
+def _cells(paths: RunPaths, stage: str) -> tuple[str, str, str, str]:
     folder = paths.stage(stage)
     record = read_record(folder) if folder.is_dir() else None
     manifest = Result(paths.manifest(stage)).manifest if paths.manifest(stage).exists() else None
     attempt = record.attempt if record else manifest.attempt if manifest else ""
     progress = _progress(folder / attempt) if attempt else ""
     if manifest and (record is None or record.attempt == manifest.attempt):
-        return "done", attempt, _job(record), progress, _metrics(manifest)
+        return f"done{_job(record)}", attempt, progress, _metrics(manifest)
     if record is None:
-        return "not started", "", "", "", ""
-    return _state(folder, record), attempt, _job(record), progress, ""
+        return "not started", "", "", ""
+    return f"{_state(folder, record)}{_job(record)}", attempt, progress, ""
 
 
 def _state(folder: Path, record: Record) -> str:
@@ -63,7 +64,7 @@ def _state(folder: Path, record: Record) -> str:
 def _job(record: Record | None) -> str:
     if record is None or record.job_id is None:
         return ""
-    return f"{record.job_id}" if record.executor == "slurm" else f"process {record.job_id} on {record.host}"
+    return f"\njob {record.job_id}" if record.executor == "slurm" else f"\nprocess {record.job_id} on {record.host}"
 
 
 def _progress(attempt: Path) -> str:
@@ -76,7 +77,7 @@ def _progress(attempt: Path) -> str:
 
 def _metrics(manifest: Manifest) -> str:
     shown = [(key, value) for key, value in manifest.metrics.items() if value is not None][:SHOWN_METRICS]
-    return ", ".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in shown)
+    return "\n".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in shown)
 
 
 def lineage(paths: RunPaths, stage: str) -> Tree:
