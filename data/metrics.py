@@ -21,7 +21,7 @@ class Metrics:
         self.folder = folder
         self.writes = job_is_first
         self.rows: list[dict[str, float]] = []
-        self.events = EventFileWriter(str(folder / "tensorboard")) if job_is_first else None
+        self.events = EventFileWriter(str(folder / "tensorboard"), flush_secs=10) if job_is_first else None
 
     def log(self, step: int, **values: float) -> None:
         """Note the values of `step`. To be called once for a step."""

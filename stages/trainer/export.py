@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
@@ -29,7 +29,10 @@ def write_model(
     if dist.get_rank() == 0:
         aside = folder.with_name(folder.name + ASIDE)
         shutil.rmtree(aside, ignore_errors=True)
-        model.save_pretrained(aside, state_dict=dict(gathered))
+        try:
+            model.save_pretrained(aside, state_dict=dict(gathered))
+        except SafetensorError as error:  # a full disk, for example, without the name of the file
+            raise OSError(f"{aside}: {error}") from error
         tokenizer.save_pretrained(aside)
         check_export(aside, gathered)
         _commit(aside, folder)

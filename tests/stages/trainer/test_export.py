@@ -1,3 +1,5 @@
+import resource
+import signal
 from pathlib import Path
 
 import pytest
@@ -76,3 +78,21 @@ def test_the_digest_does_not_depend_on_how_the_weights_are_in_files(
     rewrite(tmp_path, {name: weights[name] for name in names[:5]})
     save_file({name: weights[name] for name in names[5:]}, tmp_path / "more.safetensors", {"format": "pt"})
     assert weights_digest(tmp_path) == before
+
+
+def test_a_full_disk_is_an_error_that_names_the_folder_and_leaves_the_last_export(
+    tiny: ModelConfig, one_rank: Job, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    exported(load_policy(tiny, 1), tiny, folder)
+    first = weights_digest(folder)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"model\.writing"):
+            exported(load_policy(tiny, 2), tiny, folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert weights_digest(folder) == first
