@@ -62,23 +62,24 @@ def attempt(tmp_path: Path) -> Callable[[str, dict[str, Any]], Path]:
 
 TINY = """\
 seed: 3
-environment: {name: arithmetic, operators: [2, 3], harder_operators: [4]}
+environment: {name: arithmetic, modulus: 4, operators: [1, 2], harder_operators: [3], misread_rate: 0, space_rate: 0}
 model:
   architecture: {hidden_size: 32, num_layers: 1, num_heads: 2, num_key_value_heads: 1, intermediate_size: 64}
-synth: {num_tasks: 1200, block_tasks: 100, shard_rows: 200, harder_tasks: 16, workers: 1}
+synth: {num_tasks: 1200, block_tasks: 20, shard_rows: 100, harder_tasks: 16, workers: 1}
 sft:
-  steps: 20
-  batch_sequences: 8
-  checkpoint: {every_steps: 3}
-  validate_every_steps: 10
+  learning_rate: 0.01
+  steps: 120
+  batch_sequences: 16
+  checkpoint: {every_steps: 10}
+  validate_every_steps: 20
 rl:
-  steps: 6
-  prompts_per_step: 4
+  steps: 12
+  prompts_per_step: 8
   samples_per_prompt: 4
-  sampling: {max_new_tokens: 24, slots: 16}
+  sampling: {max_new_tokens: 16, slots: 16}
   checkpoint: {every_steps: 2}
 evaluate:
-  num_prompts: 8
+  num_prompts: 16
   num_harder: 8
   num_perturbed: 4
   num_sampled_prompts: 4
