@@ -19,17 +19,10 @@ from slurm.record import Record, read_record
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
-DEMO = (
-    str(ROOT / "workflow" / "configs" / "demo.yaml"),
-    "synth.num_tasks=6000",
-    "sft.steps=60",
-    "sft.checkpoint.every_steps=30",
-    "rl.steps=4",
-    "evaluate.num_prompts=64",
-    "evaluate.num_harder=16",
-    "evaluate.num_perturbed=16",
-    "evaluate.num_sampled_prompts=16",
-)
+DEMO = str(ROOT / "workflow" / "configs" / "demo.yaml")
+TRAINING_NOISE = 0.12
+"""Greedy success after RL spans 9 points over the five seeds of docs/results.md; other ranks round differently, which
+is no more than another seed."""
 ON_SLURM = ("slurm.executor=slurm", "slurm.interface=lo")
 LONG_SFT = ("sft.steps=200", "sft.checkpoint.every_steps=10")
 
@@ -57,25 +50,31 @@ def wait_for(condition: Callable[[], object], seconds: float = 120) -> None:
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory, qianka) -> Path:
-    """The folder of a local run of the shortened demo."""
+    """The folder of a local run of the demo."""
     folder = tmp_path_factory.mktemp("local")
-    done = qianka(folder, "run", *DEMO, "slurm.executor=local")
+    done = qianka(folder, "run", DEMO, "slurm.executor=local")
     assert done.returncode == 0, done.stdout
     return folder
 
 
-def test_the_demo_on_two_nodes_with_two_tasks_is_the_demo(local, cluster, qianka, tmp_path):
-    done = qianka(tmp_path, "run", *DEMO, *ON_SLURM, *two_by_two("synth", "sft", "rl", "evaluate"))
+def successes(folder: Path) -> dict[str, float]:
+    """Greedy success by policy."""
+    report = json.loads((folder / "runs/demo/report.json").read_text())
+    return {policy: numbers["greedy"]["success"] for policy, numbers in report["policies"].items()}
+
+
+def test_the_demo_adds_25_points_by_rl_and_two_nodes_with_two_tasks_do_the_same(local, cluster, qianka, tmp_path):
+    done = qianka(tmp_path, "run", DEMO, *ON_SLURM, *two_by_two("synth", "sft", "rl", "evaluate"))
     assert done.returncode == 0, done.stdout
 
     there, here = (result(folder, "synth", "demo").manifest.files for folder in (tmp_path, local))
     assert there == here
     first, second = (losses(folder, "demo")[:50] for folder in (tmp_path, local))
     assert first == pytest.approx(second, abs=1e-4)
-    reports = [json.loads((folder / "runs/demo/report.json").read_text()) for folder in (tmp_path, local)]
-    for policy in ("base", "sft", "rl"):
-        one, other = (report["policies"][policy]["greedy"] for report in reports)
-        assert one["low"] <= other["high"] and other["low"] <= one["high"], policy
+    on_slurm, on_this_machine = successes(tmp_path), successes(local)
+    assert on_slurm == pytest.approx(on_this_machine, abs=TRAINING_NOISE)
+    for found in (on_slurm, on_this_machine):
+        assert found["rl"] - found["sft"] >= 0.25
 
     for stage in ("sft", "rl"):
         record = read_record(tmp_path / "runs/demo" / stage)
