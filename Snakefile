@@ -2,6 +2,7 @@
 import sys
 
 from workflow.config import load
+from workflow.force import Force
 from workflow.paths import RunPaths
 from workflow.request import triggers
 from workflow.session import accept_published, begin
@@ -9,6 +10,7 @@ from workflow.session import accept_published, begin
 settings = load([str(path) for path in workflow.configfiles], workflow.config_settings.config)
 paths = RunPaths(settings.name)
 python = sys.executable
+force = Force(workflow, settings)
 
 
 localrules:

@@ -16,7 +16,7 @@ from rich.tree import Tree
 from slurm.fingerprint import ROOT
 from workflow.config import RunConfig
 from workflow.paths import RunPaths
-from workflow.plan import StagePlan, make_plan, stale
+from workflow.plan import StagePlan, make_plan
 from workflow.preflight import check_config
 from workflow.session import begin, check_owner, release
 
@@ -25,16 +25,10 @@ WIDTH = 120
 
 
 def run_pipeline(run: RunConfig, cores: int | None) -> int:
-    """Hand the run to Snakemake and wait for it. Returns the exit code.
-
-    Snakemake knows what it ran from this working directory, the manifests know what was ever run: a stage that either
-    finds out of date is run again.
-    """
+    """Hand the run to Snakemake and wait for it. Returns the exit code."""
     begin(run)
     paths = RunPaths(run.name)
-    plans = make_plan(run)
-    _print_plan(plans)
-    again = stale(plans, run)
+    _print_plan(make_plan(run))
     release(run)
     command = [sys.executable, "-P", "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile")]
     command += [
@@ -47,8 +41,6 @@ def run_pipeline(run: RunConfig, cores: int | None) -> int:
         "progress",
         "host",
     ]
-    if again:
-        command += ["--forcerun", *again]
     code = _in_front(command)
     if code == 0:
         print_summary(paths)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from checkpoints.manifest import NAME, Manifest, Result
+from checkpoints.manifest import Manifest, Result
 from data.progress import read_progress
 from slurm import state
 from slurm.attempt import JOB, read_job_file
@@ -30,7 +30,7 @@ class StagePlan:
 
 
 def make_plan(run: RunConfig) -> list[StagePlan]:
-    """The stages in order. Raises ValueError when a published manifest is damaged."""
+    """The stages in order."""
     plans: list[StagePlan] = []
     for stage in INPUTS:
         before = [plan.stage for plan in plans if plan.reasons and plan.stage in INPUTS[stage]]
@@ -44,15 +44,19 @@ def _reasons(run: RunConfig, stage: str, before: list[str]) -> Iterator[str]:
     if not published.exists():
         yield _unfinished(paths.stage(stage))
         return
-    result = Result(published)
-    manifest, attempt = result.manifest, paths.stage(stage) / result.manifest.attempt
+    try:
+        manifest = Result(published).manifest
+    except ValueError as error:
+        yield f"its result is damaged: {error}"
+        return
+    attempt = paths.stage(stage) / manifest.attempt
     yield from _config_changes(manifest, run.stage_json(stage))
     yield from _file_changes(attempt, file_digests(run.stage_json(stage)))
     yield from _code_changes(manifest, attempt)
     for name in INPUTS[stage]:
         if name in before:
             yield f"input: {name} runs before it"
-        elif not paths.manifest(name).exists() or Result(paths.manifest(name)).digest != manifest.inputs.get(name):
+        elif Result(paths.manifest(name)).digest != manifest.inputs.get(name):
             yield f"input: the result of {name} is another one now"
     if stage == "evaluate":
         yield from (f"{path} is missing" for path in (paths.report, paths.dashboard) if not path.exists())
@@ -100,7 +104,7 @@ def _code_changes(manifest: Manifest, attempt: Path) -> Iterator[str]:
     yield f"{drift} in {', '.join(changed[:SHOWN_FILES])}{more}"
 
 
-def stale(plans: list[StagePlan], run: RunConfig) -> list[str]:
-    """Stages that have a result which is out of date."""
-    paths = RunPaths(run.name)
-    return [plan.stage for plan in plans if plan.reasons and (paths.stage(plan.stage) / NAME).exists()]
+def stale(run: RunConfig) -> dict[str, tuple[str, ...]]:
+    """Stages whose result is there and out of date, and why."""
+    there = [plan for plan in make_plan(run) if RunPaths(run.name).manifest(plan.stage).exists()]
+    return {plan.stage: plan.reasons for plan in there if plan.reasons}

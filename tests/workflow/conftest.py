@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from checkpoints.manifest import commit_manifest
+from slurm.attach import WATCHED
 from slurm.attempt import publish
 from slurm.claim import take_over
 from slurm.record import accept, read_record, write_record
@@ -45,6 +46,7 @@ def finish_stages(arguments: list[str], *stages: str) -> None:
     run = load(arguments)
     begin(run)
     release(run)
+    os.environ.pop(WATCHED)
     for stage in stages or INPUTS:
         request = make_request(run, stage, 1)
         attempt = take_over(request, None).folder

@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from checkpoints.manifest import Result
 from slurm import fingerprint
 from slurm.record import read_record, write_record
 from workflow import plan as plans
@@ -98,6 +99,13 @@ def test_an_interrupted_attempt_is_told_with_its_progress(finished):
 
 def test_only_results_that_are_out_of_date_are_forced(finished):
     run = load(["mine.yaml", "rl.steps=9"])
-    assert stale(make_plan(run), run) == ["rl", "evaluate"]
+    assert list(stale(run)) == ["rl", "evaluate"]
     RunPaths("mine").manifest("evaluate").unlink()
-    assert stale(make_plan(run), run) == ["rl"]
+    assert stale(run) == {"rl": ("config: rl.steps 4 -> 9",)}
+
+
+def test_a_result_with_a_missing_file_is_made_again(finished):
+    manifest = Result(RunPaths("mine").manifest("evaluate"))
+    (manifest.folder / "report.json").unlink()
+    (reason,) = reasons("mine.yaml")["evaluate"]
+    assert reason.startswith("its result is damaged: ")

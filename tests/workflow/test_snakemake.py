@@ -52,11 +52,20 @@ def test_stages_run_again_where_their_config_changed_and_after(finished_run, wou
 def test_a_changed_value_is_named_by_its_key(finished_run, snakemake):
     (finished_run / "changed.yaml").write_text("rl: {steps: 5}\n")
     output = snakemake("-n", "--configfile", "mine.yaml", "changed.yaml", cwd=finished_run).stdout
-    assert "before: 'rl.steps=4' now: 'rl.steps=5'" in output
+    assert output.count("rl is out of date: config: rl.steps 4 -> 5\n") == 1
+    assert "evaluate is out of date: input: rl runs before it" in output
 
 
 def test_the_resolved_config_is_a_config_that_changes_nothing(finished_run, would_run):
     assert would_run("--configfile", "runs/mine/config.json", cwd=finished_run) == []
+
+
+def test_a_result_that_snakemake_did_not_make_is_judged_by_its_manifest(config, finish, would_run):
+    finish(["mine.yaml", "rl.learning_rate=1e-3"])
+    mine = ("--configfile", "mine.yaml")
+    assert would_run(*mine) == ["rl", "evaluate"]
+    assert would_run("sft", *mine) == []
+    assert would_run("--config", "rl={learning_rate: 1e-3}", *mine) == []
 
 
 def test_a_mistake_is_told_before_anything_runs(here, config, snakemake):

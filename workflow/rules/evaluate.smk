@@ -4,6 +4,7 @@ rule evaluate:
         paths.manifest("synth"),
         paths.manifest("sft"),
         paths.manifest("rl"),
+        lambda _: force("evaluate"),
     output:
         paths.manifest("evaluate"),
         paths.report,

@@ -3,6 +3,7 @@ rule rl:
     input:
         paths.manifest("synth"),
         paths.manifest("sft"),
+        lambda _: force("rl"),
     output:
         paths.manifest("rl"),
     log:

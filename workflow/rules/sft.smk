@@ -2,6 +2,7 @@
 rule sft:
     input:
         paths.manifest("synth"),
+        lambda _: force("sft"),
     output:
         paths.manifest("sft"),
     log:

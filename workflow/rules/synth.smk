@@ -1,5 +1,7 @@
 # Verifiable tasks with step-by-step traces, cleaned and split.
 rule synth:
+    input:
+        lambda _: force("synth"),
     output:
         paths.manifest("synth"),
     log:
