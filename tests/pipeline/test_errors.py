@@ -36,7 +36,7 @@ def rows(number: int) -> list[dict[str, str]]:
 
 def test_an_unknown_key_is_named_with_its_line_and_the_right_one(qianka, tiny):
     tiny.write_text(tiny.read_text().replace("  batch_sequences:", "  batch_sequence:"))
-    assert_clean(qianka(tiny.parent, "run", tiny.name), "sft.batch_sequence", "tiny.yaml:8", "batch_sequences")
+    assert_clean(qianka(tiny.parent, "run", tiny.name), "sft.batch_sequence", "tiny.yaml:9", "batch_sequences")
 
 
 def test_a_value_of_the_wrong_type_is_named_with_its_source(qianka, tiny):
