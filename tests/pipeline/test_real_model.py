@@ -1,5 +1,4 @@
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -22,13 +21,9 @@ def test_a_hugging_face_model_and_the_users_questions_go_through_all_four_stages
     questions = (REPOSITORY / "workflow/configs/questions.jsonl").read_text().splitlines()
     mine = tmp_path / "mine.jsonl"
     mine.write_text("\n".join(questions[:120]) + "\n")
-    subprocess.run(
-        [sys.executable, "-m", "workflow.cli", "run", REPOSITORY / "workflow/configs/smollm2.yaml"]
-        + [f"model.folder={smollm2}", f"environment.path={mine}", "slurm.executor=local"],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
-        check=True,
-    )
+    command = [sys.executable, "-P", "-m", "workflow.cli", "run", REPOSITORY / "workflow/configs/smollm2.yaml"]
+    own = [f"model.folder={smollm2}", f"environment.path={mine}", "slurm.executor=local"]
+    subprocess.run([*command, *own], cwd=tmp_path, check=True)
 
     report = json.loads((tmp_path / "runs/smollm2/report.json").read_text())
     for policy in ("base", "sft", "rl"):
