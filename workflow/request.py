@@ -64,9 +64,9 @@ def file_digests(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _model_digest(folder: Path) -> str:
-    """Of a model folder: its small files, and the sizes of the weights, which would take minutes to read."""
+    """Of a model folder: its small files, and size and time of the weights, which would take minutes to read."""
     parts = {
-        path.name: file_digest(path) if path.suffix == ".json" else str(path.stat().st_size)
+        path.name: file_digest(path) if path.suffix == ".json" else f"{path.stat().st_size} {path.stat().st_mtime_ns}"
         for path in sorted(folder.iterdir())
         if path.is_file()
     }
