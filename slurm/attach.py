@@ -3,6 +3,7 @@
 SIGINT cancels the job. SIGTERM and SIGHUP detach: the job goes on, and the same command finds it again.
 """
 
+import contextlib
 import os
 import signal
 import time
@@ -20,7 +21,7 @@ from slurm.claim import Attached
 from slurm.display import Display
 from slurm.local import is_alive
 from slurm.queue import NoAnswer
-from slurm.state import Kind
+from slurm.state import Kind, State
 from slurm.verdict import read_verdict
 
 WATCHED = "QIANKA_CALLERS"
@@ -136,7 +137,7 @@ class Waiter:
             return self._over() if now - self.returning_since > RETURN_SECONDS else None
         if found.kind is Kind.ACTIVE:
             self.returning_since = None
-            self._end_stragglers()
+            self._end_stragglers(found)
         return None
 
     def _patience(self) -> float:
@@ -149,18 +150,24 @@ class Waiter:
 
     def _over(self) -> End:
         verdict = read_verdict(self.attempt)
-        return End.STOPPED if verdict and verdict.why == "stopped" else End.FAILED
+        stopped = verdict is not None and verdict.why == "stopped"
+        # Somebody cancelled the job, and does not want another one for it.
+        return End.STOPPED if stopped and not self.text.startswith("CANCELLED") else End.FAILED
 
-    def _end_stragglers(self) -> None:
-        """When a rank has failed and the others do not notice, free their nodes."""
+    def _end_stragglers(self, found: State) -> None:
+        """When a rank has failed and the others do not notice, free their nodes.
+
+        A job that waits for its next start, after the loss of a node for example, still has the verdicts of the last.
+        """
         verdict = read_verdict(self.attempt)
-        if verdict is None or verdict.why == "stopped":
+        if verdict is None or verdict.why == "stopped" or not found.text.lower().startswith("running"):
             self.failed_since = None
             return
         self.failed_since = self.failed_since or time.monotonic()
         if time.monotonic() - self.failed_since > STRAGGLER_SECONDS:
             self.display.say(f"rank {verdict.rank} has failed and others go on: ending the job")
-            state.cancel(self.attempt.parent, self.attached.record)
+            with contextlib.suppress(NoAnswer):  # and then once more
+                state.cancel(self.attempt.parent, self.attached.record)
             self.failed_since = time.monotonic()
 
     def _stream(self) -> None:

@@ -10,6 +10,7 @@ from checkpoints.commit import commit
 from checkpoints.manifest import ATTEMPT, NAME, Provenance, Result, digest, write_json
 from slurm.config import ResourcesConfig, SlurmConfig
 from slurm.fingerprint import code_digest, code_files, code_version, fingerprint
+from slurm.record import record_lock
 
 JOB = "job.json"
 LOGS = "log"
@@ -102,12 +103,14 @@ def read_job_file(attempt: Path) -> JobFile:
 def publish(request: Request, attempt: Path) -> None:
     """Copy the finished attempt's manifest to the stage folder, after the other files that are shown beside it.
 
+    A script of sbatch and a command that waits for its job may both do it at the same moment, so one at a time.
     Raises ValueError when the manifest names a file that is not there.
     """
     Result(attempt / NAME)
-    for name, place in request.publish.items():
-        _copy(attempt / name, place)
-    _copy(attempt / NAME, request.folder / NAME)
+    with record_lock(request.folder):
+        for name, place in request.publish.items():
+            _copy(attempt / name, place)
+        _copy(attempt / NAME, request.folder / NAME)
 
 
 def _copy(source: Path, place: Path) -> None:

@@ -1,6 +1,7 @@
 """Which attempt makes a stage's result, and which job makes the attempt: one, whatever was killed before."""
 
 import os
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,13 +57,18 @@ def submit_or_attach(request: Request) -> Attached:
 def take_over(request: Request, job_id: str | None) -> Attached:
     """Note that the caller itself is the job: Slurm's `job_id`, or processes that a person starts here.
 
+    A job that has taken over already, and was requeued, goes on with its attempt, whatever became of the config since.
     Raises ValueError when another job works on the attempt.
     """
     folder, fingerprint = request.folder, request.fingerprint()
     with record_lock(folder):
+        mine = read_record(folder)
+        if mine and job_id and mine.job_id == job_id and mine.executor == "slurm" and not mine.accepted:
+            clear_verdicts(folder / mine.attempt)
+            return Attached(mine, folder / mine.attempt, "resumed")
         record, number = _under_way(folder, fingerprint)
         attempt = folder / f"{fingerprint}-{number}"
-        if record and (record.job_id != job_id or job_id is None):
+        if record:
             state = query(folder, record)
             if state.kind not in (Kind.ENDED, Kind.FINISHED):
                 raise ValueError(f"{attempt}: job {record.job_id} works on this already ({state.text})")
@@ -98,9 +104,9 @@ def _retire(folder: Path, record: Record) -> None:
         return
     record = _find_job(folder / record.attempt, record)
     if query(folder, record).kind not in (Kind.ENDED, Kind.FINISHED):
-        print(
-            f"{record.stage}: ending job {record.job_id} of {record.attempt}, which is no longer asked for", flush=True
-        )
+        # Not to standard output, where `qianka stage --here` prints the attempt folder for a script.
+        said = f"{record.stage}: ending job {record.job_id} of {record.attempt}, which is no longer asked for"
+        print(said, file=sys.stderr, flush=True)
         cancel(folder, record)
 
 

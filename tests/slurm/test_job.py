@@ -3,10 +3,15 @@
 import json
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
-from checkpoints.manifest import NAME
+from checkpoints.manifest import NAME, commit_manifest
+from slurm import attempt as attempt_folder
 from slurm.claim import take_over
 from slurm.job import FAILED, check_packages, run_stage
 from slurm.record import read_record
@@ -80,6 +85,27 @@ def test_of_several_verdicts_the_users_mistake_is_the_one_that_explains(tmp_path
     write_verdict(tmp_path, mistake)
     write_verdict(tmp_path, base.model_copy(update={"rank": 1, "time": 0.5}))
     assert read_verdict(tmp_path) == mistake
+
+
+def test_two_that_publish_at_once_do_it_one_after_the_other(request_for, monkeypatch):
+    """A script of sbatch, and a command that waits for its job: both write to the same files aside."""
+    request = request_for()
+    folder = take_over(request, None).folder
+    commit_manifest(folder, [], {})
+    busy = threading.Lock()
+    copy = attempt_folder._copy
+
+    def alone(source: Path, place: Path) -> None:
+        assert busy.acquire(blocking=False), "two write the same file"
+        time.sleep(0.2)
+        copy(source, place)
+        busy.release()
+
+    monkeypatch.setattr(attempt_folder, "_copy", alone)
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(attempt_folder.publish, request, folder) for _ in range(2)]:
+            done.result()
+    assert (request.folder / NAME).exists()
 
 
 def test_the_record_of_a_job_by_hand_names_it(request_for):

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -235,6 +236,33 @@ def test_ranks_that_go_on_after_one_has_failed_are_ended(request_for, jobs, knob
     assert "failed on rank 3 (mx1, job 1000): no card" in failure(attached, "")
 
 
+def test_a_job_that_waits_for_its_next_start_is_not_ended_for_what_the_last_one_said(
+    request_for, jobs, knob, wait_for, fake_slurm, monkeypatch
+):
+    monkeypatch.setattr("slurm.attach.STRAGGLER_SECONDS", 0.3)
+    held = knob("held")
+    attached = submit_or_attach(request_for(slurm=ON_SLURM))
+    why = {"why": "error", "message": "peer gone", "rank": 0, "node": "mx1", "job_id": "1", "time": 1, "traceback": ""}
+    (attached.folder / "verdict-0000.json").write_text(json.dumps(why))
+
+    def start_again() -> None:
+        (attached.folder / "verdict-0000.json").unlink()
+        held.unlink()
+        fake_slurm.start(attached.record.job_id)
+
+    threading.Timer(3, start_again).start()
+    assert wait_for(attached) is End.FINISHED
+
+
+def test_a_job_that_somebody_cancelled_has_no_successor(request_for, jobs, knob, wait_for, fake_slurm):
+    knob("held")
+    attached = submit_or_attach(request_for(slurm=ON_SLURM))
+    why = {"why": "stopped", "message": "step 3", "rank": 0, "node": "mx1", "job_id": "1", "time": 1, "traceback": ""}
+    (attached.folder / "verdict-0000.json").write_text(json.dumps(why))
+    fake_slurm.save({**jobs()[0], "state": "CANCELLED by 1000"})
+    assert wait_for(attached) is End.FAILED
+
+
 def test_ctrl_c_cancels_the_job(request_for, jobs, knob, stage_command):
     knob("held")
     command = stage_command("slurm.executor=slurm")
@@ -256,3 +284,19 @@ def test_a_script_by_hand_is_known_to_whoever_comes_later(request_for, jobs, kno
     assert submit_or_attach(request).record.job_id == "77"
     with pytest.raises(ValueError, match="job 77 works on this already"):
         take_over(request, "78")
+
+
+def test_a_requeued_script_goes_on_with_its_attempt_though_its_config_was_edited(request_for, jobs):
+    mine = take_over(request_for(slurm=ON_SLURM), "77")
+    running = {"id": "77", "name": "x", "state": "RUNNING", "reason": "None"}
+    Path(os.environ["FAKE_SLURM"], "77.json").write_text(json.dumps(running))
+    assert take_over(request_for("seed=5", slurm=ON_SLURM), "77").folder == mine.folder
+    assert [job["state"] for job in jobs()] == ["RUNNING"], "it has cancelled itself"
+
+
+def test_what_a_script_reads_is_the_folder_alone(request_for, jobs, knob, capsys):
+    knob("held")
+    submit_or_attach(request_for(slurm=ON_SLURM))
+    take_over(request_for("seed=5", slurm=ON_SLURM), "77")
+    said = capsys.readouterr()
+    assert said.out == "" and "ending job 1000" in said.err
