@@ -92,7 +92,8 @@ def _read_state(path: Path) -> dict[str, Any]:
 
 
 def _committed(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("step-*") if not path.name.endswith(ASIDE))
+    found = (path for path in folder.glob("step-*") if not path.name.endswith(ASIDE))
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))  # step-1000000 is after step-999999
 
 
 def _retain(folder: Path, keep: int) -> None:

@@ -17,7 +17,7 @@ def draw_prompts(seed: int, ids: Sequence[str], cursor: int, count: int, set_asi
     goes on with another number of ranks goes on at the same prompt. Prompts whose id is `set_aside` are passed over;
     ValueError when there are no others.
     """
-    if set_aside and set(ids) <= set_aside:
+    if all(prompt in set_aside for prompt in ids):
         raise ValueError(f"all {len(ids)} prompts were set aside because their grader failed; mend the environment")
     rows: list[int] = []
     while len(rows) < count:

@@ -17,7 +17,7 @@ from stages.rollout.sampling import Sampler, draw_uniforms
 from stages.trainer.attention import hidden_states, logits
 
 PREFILL_TOKENS = 16_384
-"""Prompt tokens of one forward pass."""
+"""Prompt tokens of one forward pass, with the padding to the longest prompt that attention needs."""
 
 
 class Generation:
@@ -64,11 +64,11 @@ class Generation:
         """Start waiting requests in `free` slots, in order, as many as fit one forward pass."""
         distinct: dict[tuple[int, ...], int] = {}
         taken: list[int] = []
-        total = 0
+        longest = 0
         while self.waiting and len(taken) < len(free):
             prompt = tuple(self.prompts[self.waiting[0]])
-            total += len(prompt) if prompt not in distinct else 0
-            if taken and total > PREFILL_TOKENS:
+            longest = max(longest, len(prompt))
+            if taken and longest * (len(distinct) + (prompt not in distinct)) > PREFILL_TOKENS:
                 break
             distinct.setdefault(prompt, len(distinct))
             taken.append(self.waiting.popleft())

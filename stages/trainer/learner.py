@@ -1,5 +1,6 @@
 """The learner: a policy in shards over the ranks (FSDP2), its optimizer, and their checkpoints."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -58,14 +59,23 @@ class Learner:
         (loss * self.world_size).backward()  # FSDP takes the mean over the ranks
 
     def step(self) -> float:
-        """Clip the gradient, move the weights, forget the gradient. Returns its norm before clipping."""
-        norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.max_gradient_norm)
+        """Clip the gradient, move the weights, forget the gradient. Returns its norm before clipping.
+
+        Raises ArithmeticError, on all ranks and before any weight moves, when the norm is not finite.
+        """
+        clipped = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.max_gradient_norm)
+        norm = float(_full(clipped))
+        if not math.isfinite(norm):
+            raise ArithmeticError(
+                f"the norm of the gradient is {norm} in optimizer step {self.steps_done + 1}; no weight has moved, and "
+                "the last checkpoint stands: try a lower learning rate, and see whether a loss divides by zero"
+            )
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.steps_done += 1
-        return float(_full(norm))
+        return norm
 
     def save(self, folder: Path, step: int, state: dict[str, Any]) -> None:
         """Commit weights, optimizer and the JSON value `state` as `folder`/step-<step>."""

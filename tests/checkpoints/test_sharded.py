@@ -51,6 +51,13 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step-000003", "step-000010"]
 
 
+def test_steps_are_numbers_beyond_six_digits_too(tmp_path: Path) -> None:
+    for step in (999_998, 999_999, 1_000_000):
+        save(tmp_path, step, tensors(step), {}, keep=2)
+    assert names(tmp_path) == ["step-1000000", "step-999999"]
+    assert latest(tmp_path) == tmp_path / "step-1000000"
+
+
 def test_a_step_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
     save(tmp_path, 5, tensors(1.0), {"first": True}, keep=2)
     save(tmp_path, 5, tensors(2.0), {"first": False}, keep=2)

@@ -1,5 +1,6 @@
 import copy
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -117,6 +118,22 @@ def test_small_prefills_and_rare_looks_change_nothing(monkeypatch: pytest.Monkey
     monkeypatch.setattr("stages.rollout.engine.STEPS_BETWEEN_LOOKS", {"cpu": 7})
     other = TorchEngine(tiny(), EOS).generate(requests(), sampling)
     assert [completion.tokens for completion in usual] == [completion.tokens for completion in other]
+
+
+def test_a_long_prompt_does_not_pad_many_short_ones_to_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    padded: list[int] = []
+    of = generation.PrefillContext.of
+
+    def noted(*arguments: Any) -> generation.PrefillContext:
+        context = of(*arguments)
+        padded.append(context.padded.numel())
+        return context
+
+    monkeypatch.setattr(generation.PrefillContext, "of", noted)
+    monkeypatch.setattr(generation, "PREFILL_TOKENS", 40)
+    prompts = [[1, *range(3, 22)], *([1, token] for token in range(3, 22))]
+    TorchEngine(tiny(), EOS).generate(requests(prompts), SamplingConfig(max_new_tokens=2, slots=32))
+    assert max(padded) == 40
 
 
 def test_samples_of_one_prompt_differ_by_their_seeds_only() -> None:

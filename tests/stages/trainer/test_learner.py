@@ -86,6 +86,15 @@ def test_the_gradient_is_clipped_and_its_norm_returned(tiny: ModelConfig, sequen
     assert all(parameter.grad is None for parameter in learner.policy.parameters())
 
 
+def test_a_gradient_that_is_not_finite_moves_no_weight(tiny: ModelConfig, sequences: Sequences, one_rank: Job) -> None:
+    learner = make_learner(tiny, one_rank)
+    before = [parameter.detach().clone() for parameter in learner.policy.parameters()]
+    learner.accumulate(learner.policy(pack(sequences)).logprobs.sum() * float("nan"))
+    with pytest.raises(ArithmeticError, match="nan in optimizer step 1"):
+        learner.step()
+    assert all(torch.equal(*pair) for pair in zip(before, learner.policy.parameters(), strict=True))
+
+
 def test_norms_and_biases_do_not_decay(tiny: ModelConfig, one_rank: Job) -> None:
     groups = make_learner(tiny, one_rank).optimizer.param_groups
     assert [group["weight_decay"] for group in groups] == [0.01, 0.0]
