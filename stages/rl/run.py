@@ -49,10 +49,11 @@ def _train(
     config: StageConfig, algorithm: Algorithm, inputs: dict[str, Result], folder: Path, job: Job, metrics: Metrics
 ) -> None:
     rl, hash_of_environment = config.rl, environment_hash(config.environment)
-    rows = read_split(inputs["synth"].folder, "train").to_pylist()
-    ids = [row["id"] for row in rows]
+    train = read_split(inputs["synth"].folder, "train")
+    # The rest of the rows stays in Arrow's columns: as dictionaries, ten million would take 10 GB on every rank.
+    ids: list[str] = train["id"].to_pylist()
     environment = make(config.environment)
-    self_test(environment, rows[:NUM_TASKS])
+    self_test(environment, train.slice(0, NUM_TASKS).to_pylist())
     tokenizer = load_tokenizer(inputs["sft"].folder / "model")
     policy = load_policy(inputs["sft"].folder / "model", config.seed, value_head=algorithm.needs_values)
     total_steps = rl.steps * algorithm.epochs * algorithm.minibatches
@@ -72,7 +73,8 @@ def _train(
     for step in range(first + 1, rl.steps + 1):
         started = time.monotonic()
         drawn, cursor = draw_prompts(config.seed, ids, state.cursor, rl.prompts_per_step, state.set_aside)
-        tasks = [Task(slot, rows[row]) for slot, row in enumerate(drawn)][job.rank :: job.world_size]
+        mine = list(enumerate(drawn))[job.rank :: job.world_size]
+        tasks = [Task(slot, train.slice(row, 1).to_pylist()[0]) for slot, row in mine]
         refresh(player.engine, learner, state.policy_version)
         rollouts, read_back = journal.read_or_play(step, state.policy_version, partial(player.play, step, tasks))
         summary = summarise(rollouts, [ids[row] for row in drawn])

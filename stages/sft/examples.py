@@ -13,6 +13,9 @@ from data.rows import completion_of
 from data.shards import read_split
 from data.tokenizer import encode_completion, encode_prompt
 
+BATCH_ROWS = 10_000
+"""Rows that are text at the same time; of the others there are the tokens only."""
+
 
 class Example(NamedTuple):
     """A tokenised row."""
@@ -30,7 +33,8 @@ class Example(NamedTuple):
 def read_examples(folder: Path, split: str, tokenizer: PreTrainedTokenizerFast, max_tokens: int) -> list[Example]:
     """The tokenised rows of `folder`/`split`. ValueError names the first row that is too long or has unknown text."""
     examples: list[Example] = []
-    for row in read_split(folder, split).select(["id", "prompt", "answer", "trace"]).to_pylist():
+    batches = read_split(folder, split).select(["id", "prompt", "answer", "trace"]).to_batches(max_chunksize=BATCH_ROWS)
+    for row in (row for batch in batches for row in batch.to_pylist()):
         try:
             prompt = encode_prompt(tokenizer, row["prompt"])
             completion = encode_completion(tokenizer, completion_of(row))

@@ -7,6 +7,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -14,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from checkpoints.manifest import NAME, Result, commit_manifest
 from data.job import Job, Stopped
 from data.metrics import read_metrics
+from data.shards import read_split
 from data.trajectories import read_trajectories
 from stages.environments.rows import Rows
 from stages.rl import engine as rl_engine
@@ -48,6 +50,30 @@ def test_the_result_is_a_model_the_trajectories_and_a_manifest(world: Any, undis
     model = AutoModelForCausalLM.from_pretrained(undisturbed / "model")
     assert model(torch.tensor([[1, 3]])).logits.shape == (1, 2, 8)
     assert weights(undisturbed) != weights(world.sft)
+
+
+class Columns:
+    """A table of which only a few rows at a time may become objects."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table
+
+    def __getitem__(self, name: str) -> pa.ChunkedArray:
+        return self.table[name]
+
+    def slice(self, start: int, count: int) -> "Columns":
+        return Columns(self.table.slice(start, count))
+
+    def to_pylist(self) -> list[dict[str, Any]]:
+        assert len(self.table) <= 8, "all rows of a split as dictionaries"
+        return self.table.to_pylist()
+
+
+def test_the_rows_of_a_split_stay_in_columns(world: Any, undisturbed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stages.rl.run.read_split", lambda *arguments: Columns(read_split(*arguments)))
+    folder = world.attempt()
+    run(world.config, world.inputs, folder, Job())
+    assert_same(folder, undisturbed)
 
 
 def test_the_metrics_of_a_step_are_all_there(undisturbed: Path) -> None:

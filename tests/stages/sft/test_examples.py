@@ -30,6 +30,14 @@ def test_a_completion_is_the_trace_or_else_the_answer_and_the_end_token(synth: C
     assert all(example.completion[-1] == tokenizer.eos_token_id for example in examples)
 
 
+def test_rows_keep_their_order_across_batches(synth: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = synth([(f"{number}+0:", str(number), "") for number in range(10)]).parent
+    monkeypatch.setattr("stages.sft.examples.BATCH_ROWS", 3)
+    tokenizer = character_tokenizer(ALPHABET)
+    examples = read_examples(folder, "train", tokenizer, 64)
+    assert [decode(tokenizer, example.completion.tolist()) for example in examples] == list(map(str, range(10)))
+
+
 def test_a_sequence_longer_than_the_context_is_named(synth: Callable[..., Path]) -> None:
     folder = synth([("1+2:", "3", ""), ("1+2+3:", "6", "1;2;3>6")]).parent
     tokenizer = character_tokenizer(ALPHABET)
