@@ -30,10 +30,12 @@ TICK_SECONDS = 0.1
 FASTEST_POLL_SECONDS, SLOWEST_POLL_SECONDS = 0.5, 10.0
 RETURN_SECONDS = 900.0
 """How long a job that the cluster ended may take to be in the queue again."""
-ENDED_SECONDS = {"local": 1.0, "slurm": 20.0}
-"""How long a job must seem over before it is: states lag behind a requeue, and a shared disk behind its writer."""
-STRAGGLER_SECONDS = 60.0
-"""How long the other ranks may go on after one has failed."""
+ENDED_SECONDS = {"local": 1.0, "slurm": 75.0}
+"""How long a job must seem over before it is: states lag behind a requeue, and NFS may show a new file after 60 s."""
+STRAGGLER_SECONDS = {"mistake": 60.0, "error": 600.0}
+"""How long the others may go on after a rank has failed on Slurm. An error may be the loss of a node, which Slurm
+notices after its SlurmdTimeout (300 s by default), and then starts the job again."""
+LOCAL_STRAGGLER_SECONDS = 60.0
 CANCEL_SECONDS = 60.0
 """How long to see a cancelled job out; a second Ctrl-C leaves at once."""
 LOG_TAIL_BYTES = 4096
@@ -164,7 +166,9 @@ class Waiter:
             self.failed_since = None
             return
         self.failed_since = self.failed_since or time.monotonic()
-        if time.monotonic() - self.failed_since > STRAGGLER_SECONDS:
+        on_slurm = self.attached.record.executor == "slurm"
+        patience = STRAGGLER_SECONDS[verdict.why] if on_slurm else LOCAL_STRAGGLER_SECONDS
+        if time.monotonic() - self.failed_since > patience:
             self.display.say(f"rank {verdict.rank} has failed and others go on: ending the job")
             with contextlib.suppress(NoAnswer):  # and then once more
                 state.cancel(self.attempt.parent, self.attached.record)

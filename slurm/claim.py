@@ -15,6 +15,9 @@ from slurm.record import Record, attempts, is_finished, read_record, record_lock
 from slurm.state import Kind, cancel, query
 from slurm.verdict import clear_verdicts
 
+SEE_OUT_SECONDS = 120.0
+"""For a cancelled job to end: Slurm kills it KillWait (30 s by default) after it was told."""
+
 How = Literal["submitted", "resumed", "re-attached", "found finished"]
 
 
@@ -35,13 +38,14 @@ def submit_or_attach(request: Request) -> Attached:
     """
     folder, fingerprint = request.folder, request.fingerprint()
     with record_lock(folder):
-        record, number = _under_way(folder, fingerprint)
+        earlier, number = _under_way(folder, fingerprint)
         attempt = folder / f"{fingerprint}-{number}"
-        if record and query(folder, record).kind not in (Kind.ENDED, Kind.FINISHED):
-            write_record(folder, record)
-            return Attached(record, attempt, "re-attached")
+        if earlier and query(folder, earlier).kind not in (Kind.ENDED, Kind.FINISHED):
+            write_record(folder, earlier)
+            return Attached(earlier, attempt, "re-attached")
         record = _intend(request, fingerprint, number)
         if is_finished(attempt):
+            record = earlier or record  # which has the id of the job that made it
             write_record(folder, record)
             return Attached(record, attempt, "found finished")
         resumed = attempt.exists()
@@ -108,6 +112,19 @@ def _retire(folder: Path, record: Record) -> None:
         said = f"{record.stage}: ending job {record.job_id} of {record.attempt}, which is no longer asked for"
         print(said, file=sys.stderr, flush=True)
         cancel(folder, record)
+        _see_out(folder, record)
+
+
+def _see_out(folder: Path, record: Record) -> None:
+    """Wait until a cancelled job has ended: it may be asked for again in a moment, and must not meet itself."""
+    end = time.monotonic() + SEE_OUT_SECONDS
+    while query(folder, record).kind not in (Kind.ENDED, Kind.FINISHED):
+        if time.monotonic() > end:
+            raise ValueError(
+                f"{folder}: job {record.job_id} was cancelled {SEE_OUT_SECONDS:.0f} s ago and has not ended yet; "
+                "run again when it has"
+            )
+        time.sleep(0.5)
 
 
 def _find_job(attempt: Path, record: Record) -> Record:

@@ -72,7 +72,7 @@ def run_stage(attempt: Path) -> int:
                 _run(job_file, attempt, job)
             except Stopped as stopped:
                 write_verdict(attempt, Verdict.of("stopped", str(stopped), place))
-                return _leave(signals, place)
+                return _leave(signals, place, attempt)
     except ValueError as error:
         print(f"error: {error}", flush=True)
         write_verdict(attempt, Verdict.of("mistake", str(error), place))
@@ -102,12 +102,14 @@ def _run(job_file: JobFile, attempt: Path, job: Job) -> None:
         raise AssertionError(f"{stage} returned without committing its manifest")
 
 
-def _leave(signals: Signals, place: Place) -> int:
+def _leave(signals: Signals, place: Place, attempt: Path) -> int:
     """After a stop: on Slurm, a USR2 asked for the job to be requeued, which rank 0 does."""
     if place.starter != "slurm" or not signals.requeue or signals.ended.is_set():
         return STOPPED
     if place.restarts >= MAX_RESTARTS:
-        print(f"error: not requeued again after {place.restarts} restarts", flush=True)
+        message = f"not requeued again after {place.restarts} restarts"
+        print(f"error: {message}", flush=True)
+        write_verdict(attempt, Verdict.of("error", message, place))
         return FAILED
     if place.rank == 0 and not _requeue(place.job_id):
         return STOPPED

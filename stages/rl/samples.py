@@ -48,7 +48,7 @@ class Samples:
             "finished": trajectories.finished[graded].astype(np.float32),
         }
         return Samples(
-            sequences=[trajectories.sequence(index) for index in graded],
+            sequences=[trajectories.sequence(int(index)) for index in graded],
             lengths=trajectories.lengths[graded],
             sizes=sizes[graded],
             groups=groups[graded],

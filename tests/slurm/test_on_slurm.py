@@ -225,7 +225,7 @@ def test_a_job_whose_submitter_was_killed_inside_submitit_runs_all_the_same(
 
 
 def test_ranks_that_go_on_after_one_has_failed_are_ended(request_for, jobs, knob, wait_for, fake_slurm, monkeypatch):
-    monkeypatch.setattr("slurm.attach.STRAGGLER_SECONDS", 0.5)
+    monkeypatch.setattr("slurm.attach.STRAGGLER_SECONDS", {"mistake": 0.5, "error": 0.5})
     knob("held")
     attached = submit_or_attach(request_for(slurm=ON_SLURM))
     fake_slurm.save({**jobs()[0], "state": "RUNNING"})
@@ -239,7 +239,7 @@ def test_ranks_that_go_on_after_one_has_failed_are_ended(request_for, jobs, knob
 def test_a_job_that_waits_for_its_next_start_is_not_ended_for_what_the_last_one_said(
     request_for, jobs, knob, wait_for, fake_slurm, monkeypatch
 ):
-    monkeypatch.setattr("slurm.attach.STRAGGLER_SECONDS", 0.3)
+    monkeypatch.setattr("slurm.attach.STRAGGLER_SECONDS", {"mistake": 0.3, "error": 0.3})
     held = knob("held")
     attached = submit_or_attach(request_for(slurm=ON_SLURM))
     why = {"why": "error", "message": "peer gone", "rank": 0, "node": "mx1", "job_id": "1", "time": 1, "traceback": ""}
