@@ -14,10 +14,11 @@ import sys
 import threading
 import traceback
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
+from checkpoints.disk import trouble
 from checkpoints.manifest import ATTEMPT, NAME, Provenance, Result
 from data.job import Job, Stopped
 from slurm.attempt import JobFile, read_job_file
@@ -78,8 +79,15 @@ def run_stage(attempt: Path) -> int:
         write_verdict(attempt, Verdict.of("mistake", str(error), place))
         return FAILED
     except Exception as error:  # noqa: BLE001 - it is told to the one who waits, and the rank fails
-        traceback.print_exc()
-        write_verdict(attempt, Verdict.of("error", f"{type(error).__name__}: {error}", place))
+        full = trouble(error, attempt)
+        if full is None:
+            traceback.print_exc()
+            write_verdict(attempt, Verdict.of("error", f"{type(error).__name__}: {error}", place))
+            return FAILED
+        message = f"{attempt}: {full}; make room, and the same command goes on from what was committed"
+        print(f"error: {message}", flush=True)
+        with suppress(OSError):  # there may be no room for it, and the log has said it
+            write_verdict(attempt, Verdict.of("mistake", message, place))
         return FAILED
     return 0
 

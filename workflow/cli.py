@@ -30,6 +30,7 @@ Cores = Annotated[int | None, typer.Option(min=1, help="Cores of this machine fo
 @contextmanager
 def mistakes_shown() -> Generator[None]:
     """End with one message and exit code 2 where the user can mend it, 1 where the cluster must."""
+    from checkpoints.disk import trouble
     from slurm.queue import NoAnswer, SubmitError
 
     try:
@@ -40,6 +41,14 @@ def mistakes_shown() -> Generator[None]:
     except (NoAnswer, SubmitError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(1) from error
+    except OSError as error:
+        full = trouble(error, Path.cwd())
+        if full is None:
+            raise
+        print(
+            f"error: {error.filename or Path.cwd()}: {full}; make room and run the same command again", file=sys.stderr
+        )
+        raise typer.Exit(2) from error
 
 
 @app.command()

@@ -1,11 +1,11 @@
 """What can be found wrong before a node is asked for. Knows no torch."""
 
-import errno
 import os
 import shutil
 from pathlib import Path
 
 from checkpoints.commit import commit
+from checkpoints.disk import REASONS
 from slurm.queue import choose_executor
 from stages.environments.config import RowsConfig
 from workflow.config import INPUTS, RunConfig
@@ -83,12 +83,8 @@ def check_folder(folder: Path) -> None:
             aside.write_bytes(os.urandom(4096))
         probe.unlink()
     except OSError as error:
-        reason = {
-            errno.ENOSPC: "the disk is full",
-            errno.EDQUOT: "your quota of this disk is used up",
-            errno.EROFS: "the disk is mounted read-only",
-            errno.EACCES: "you may not write there",
-        }.get(error.errno or 0, error.strerror)
+        refused = "you may not write there" if isinstance(error, PermissionError) else error.strerror
+        reason = REASONS.get(error.errno or 0, refused)
         raise ValueError(
             f"{folder.resolve()}: cannot write the run's files: {reason}; free some space, change the permissions, or "
             "work in another folder"

@@ -17,9 +17,9 @@ NUM_SAMPLES = {"greedy": 8, "generalisation": 4}
 NUM_SAMPLES_OF_A_KIND = 2
 
 GUARANTEE = (
-    "Every number was made with a fixed number of slots, and with seeds that follow from the prompt, the suite and the "
-    "sample alone, so the same code on the same kind of machine gives the same completions. Another batch shape or "
-    "other hardware may round differently, and the noise floor says how much that matters."
+    "Slots and ranks are fixed by the config, and seeds follow from the prompt, the suite and the sample alone, so the "
+    "same code with as many ranks on the same kind of machine gives the same completions. Another batch shape or other "
+    "hardware may round differently, and the noise floor says how much that matters."
 )
 
 Rows = Mapping[str, Mapping[str, pa.Table]]
