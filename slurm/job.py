@@ -14,7 +14,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -86,8 +86,7 @@ def run_stage(attempt: Path) -> int:
             return FAILED
         message = f"{attempt}: {full}; make room, and the same command goes on from what was committed"
         print(f"error: {message}", flush=True)
-        with suppress(OSError):  # there may be no room for it, and the log has said it
-            write_verdict(attempt, Verdict.of("mistake", message, place))
+        write_verdict(attempt, Verdict.of("mistake", message, place))
         return FAILED
     return 0
 
