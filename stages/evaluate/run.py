@@ -35,7 +35,7 @@ from stages.evaluate.report import Rows, comparisons, measure_all, noise_floor, 
 from stages.evaluate.statistics import Bootstrap
 from stages.evaluate.suites import GREEDY, NOISE_FLOOR, Suite, Unit, build_suites, describe, share, units
 from stages.rollout.engine import TorchEngine
-from stages.trainer.device import any_rank, device_of, distributed
+from stages.trainer.device import any_rank, device_of, distributed, use_cores
 from stages.trainer.export import weights_digest
 from stages.trainer.policy import load_policy
 
@@ -138,6 +138,7 @@ def load_engine(
     source = config.model if policy == "base" else inputs[policy].folder / "model"
     assert isinstance(tokenizer.eos_token_id, int)
     model = load_policy(source, config.seed).to(device_of(job)).model
+    use_cores(job, model)
     return TorchEngine(model, tokenizer.eos_token_id, tokenizer.all_special_ids)
 
 

@@ -13,12 +13,15 @@ from pathlib import Path
 import psutil
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed import HashStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from data.job import Job
 
 START_SECONDS = 600.0
 """How long the ranks wait for each other at the start."""
+SHARED_PARAMETERS = 1_000_000
+"""Smaller models compute on one core."""
 
 
 def device_of(job: Job) -> torch.device:
@@ -28,6 +31,17 @@ def device_of(job: Job) -> torch.device:
     return torch.device("cpu")
 
 
+def use_cores(job: Job, model: nn.Module) -> None:
+    """Let CPU operators run on all cores of the rank, or on one for a model whose operators are too short to share.
+
+    On two cores, whose threads sleep while they wait (spinning ones are fast alone, and forty times slower when others
+    compute too): 0.3M parameters train at 26,000 tokens/s on one thread and 16,000 on two, 3.7M at 3,500 and 4,600.
+    """
+    if device_of(job).type == "cpu":
+        num_parameters = sum(parameter.numel() for parameter in model.parameters())
+        torch.set_num_threads(job.cpus if num_parameters >= SHARED_PARAMETERS else 1)
+
+
 @contextmanager
 def distributed(job: Job) -> Generator[torch.device, None, None]:
     """Join the job's ranks for the length of the block: nccl on cards, gloo on CPUs. Yields the rank's device."""
@@ -35,7 +49,6 @@ def distributed(job: Job) -> Generator[torch.device, None, None]:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     else:
-        torch.set_num_threads(job.cpus)
         torch.use_deterministic_algorithms(True)
     if job.interface is not None:
         _address(job)  # an unknown interface is an error here, with its name, and not one of gloo

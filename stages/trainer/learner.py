@@ -16,7 +16,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from checkpoints import sharded
 from data.job import Job
 from stages.trainer.config import OptimizerConfig
-from stages.trainer.device import device_of
+from stages.trainer.device import device_of, use_cores
 from stages.trainer.export import write_model
 from stages.trainer.policy import Policy
 from stages.trainer.schedule import schedule
@@ -42,6 +42,7 @@ class Learner:
         self.world_size = job.world_size
         self.keep = keep
         self.steps_done = 0
+        use_cores(job, policy)
         if activation_checkpointing:
             policy.train()  # transformers recomputes only then; a policy has no dropout that this could wake
             policy.model.gradient_checkpointing_enable({"use_reentrant": False})

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from data.job import Job
-from stages.trainer.device import any_rank, device_of, distributed, largest, total
+from stages.trainer.device import any_rank, device_of, distributed, largest, total, use_cores
 
 
 def agree(job: Job) -> tuple[bool, bool, int, list[float]]:
@@ -26,6 +26,15 @@ def test_one_rank_needs_no_rendezvous() -> None:
         assert device == device_of(Job())
         assert any_rank(True)
         assert torch.are_deterministic_algorithms_enabled()
+
+
+def test_small_models_compute_on_one_core_and_others_on_all_of_the_rank() -> None:
+    before = torch.get_num_threads()
+    use_cores(Job(cpus=2), torch.nn.Linear(1000, 1001))
+    assert torch.get_num_threads() == 2
+    use_cores(Job(cpus=2), torch.nn.Linear(100, 100))
+    assert torch.get_num_threads() == 1
+    torch.set_num_threads(before)
 
 
 def test_the_announcement_is_for_the_user_alone(ranks: Any, tmp_path: Path) -> None:
