@@ -120,14 +120,19 @@ class Result:
         try:
             self.manifest = Manifest.model_validate_json(content)
         except ValueError as error:
-            raise ValueError(f"{path}: not a manifest of this version: {error}") from error
+            raise ValueError(
+                f"{path}: damaged, or of another version of Qianka; remove it, and the stage runs again"
+            ) from error
         self.digest = hashlib.sha256(content).hexdigest()
         beside = path.parent / self.manifest.attempt
         self.folder = beside if beside.is_dir() else path.parent
         for file in self.manifest.files:
             found = self.folder / file.path
             if not found.exists() or found.stat().st_size != file.bytes:
-                raise ValueError(f"{found}: named by {path} with {file.bytes} bytes, but missing or of another size")
+                raise ValueError(
+                    f"{found}: named by {path} with {file.bytes} bytes, but missing or of another size; put it back, "
+                    f"or make the result again with `qianka stage {self.manifest.stage}`"
+                )
 
     def paths(self, prefix: str) -> list[Path]:
         """The result's files whose relative path starts with `prefix`, in order."""

@@ -39,8 +39,8 @@ class Progress:
 
 
 def read_progress(folder: Path) -> dict[str, int | float | str] | None:
-    """The last record of the stage in `folder`, or None when there is none yet."""
+    """The last record of the stage in `folder`, or None when there is none yet, or a lost node left it empty."""
     try:
         return json.loads((folder / FILE).read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, json.JSONDecodeError):
         return None

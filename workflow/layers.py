@@ -50,6 +50,8 @@ def read_file(path: Path) -> Layer:
         text = path.read_text()
     except OSError as error:
         raise ValueError(f"config file {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"config file {path} is not UTF-8 text: {error}") from error
     try:
         values = yaml.safe_load(text) or {}
         node = yaml.compose(text, yaml.SafeLoader)
@@ -59,7 +61,11 @@ def read_file(path: Path) -> Layer:
         raise ValueError(f"config file {path}: expected `key: value` lines, found {type(values).__name__}")
     for section, key in PATHS:
         _resolve(values, section, key, path.parent)
-    return Layer(str(path), values, _lines(node))
+    lines, again = _lines(node)
+    if again:
+        key, line = again[0]
+        raise ValueError(f"{path}:{line}: `{'.'.join(key)}` is here again; it stands in line {lines[key]} already")
+    return Layer(str(path), values, lines)
 
 
 def read_override(text: str) -> Layer:
@@ -108,11 +114,18 @@ def _resolve(values: dict[str, Any], section: str, key: str, folder: Path) -> No
         found[key] = str(beside.resolve())
 
 
-def _lines(node: yaml.Node | None, above: Key = ()) -> dict[Key, int]:
+def _lines(node: yaml.Node | None, above: Key = ()) -> tuple[dict[Key, int], list[tuple[Key, int]]]:
+    """The line of each key, and the keys that come a second time, of which YAML would quietly take the last."""
     lines: dict[Key, int] = {}
+    again: list[tuple[Key, int]] = []
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
-            at = (*above, str(key.value))
-            lines[at] = key.start_mark.line + 1
-            lines.update(_lines(value, at))
-    return lines
+            at, line = (*above, str(key.value)), key.start_mark.line + 1
+            if at in lines:
+                again.append((at, line))
+                continue
+            lines[at] = line
+            below, repeated = _lines(value, at)
+            lines.update(below)
+            again += repeated
+    return lines, again

@@ -30,6 +30,10 @@ def _line(detail: Any, root: type[BaseModel], values: Mapping[str, Any], layers:
         return f"{source}: unknown key `{name}`{_suggest(key, root, values)}"
     if detail["type"] in ("union_tag_invalid", "union_tag_not_found"):
         return f"{source}: `{name}.name` should be one of {detail['ctx'].get('expected_tags') or _kinds(key, root)}"
+    if isinstance(detail["input"], Mapping) and detail["type"] == "value_error":
+        return f"{source}: `{name}`: {detail['msg'].removeprefix('Value error, ')}"
+    if detail["type"] in ("model_type", "model_attributes_type"):
+        return f"{source}: `{name}` is {detail['input']!r}, but it is a section: give it `key: value` lines"
     expected = detail["msg"].replace("Input should", "it should").removeprefix("Value error, ")
     return f"{source}: `{name}` is {detail['input']!r}, but {expected}"
 

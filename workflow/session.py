@@ -45,7 +45,12 @@ def check_owner(run: RunConfig) -> None:
     paths = RunPaths(run.name)
     if not paths.config.exists():
         return
-    owner = json.loads(paths.config.read_text()).get("source", "")
+    try:
+        owner = json.loads(paths.config.read_text())["source"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{paths.config}: damaged, so nobody knows which config made this run; remove it if it was {run.source}"
+        ) from error
     if owner != run.source:
         raise ValueError(
             f"{paths.folder} was made by {owner}, and this is {run.source}. Give this run a name of its own "

@@ -40,8 +40,11 @@ def render(name: str) -> RenderableType:
 
 def _cells(paths: RunPaths, stage: str) -> tuple[str, str, str, str]:
     folder = paths.stage(stage)
-    record = read_record(folder) if folder.is_dir() else None
-    manifest = Result(paths.manifest(stage)).manifest if paths.manifest(stage).exists() else None
+    try:
+        record = read_record(folder) if folder.is_dir() else None
+        manifest = Result(paths.manifest(stage)).manifest if paths.manifest(stage).exists() else None
+    except ValueError as error:
+        return f"damaged: {error}", "", "", ""
     attempt = record.attempt if record else manifest.attempt if manifest else ""
     progress = _progress(folder / attempt) if attempt else ""
     if manifest and (record is None or record.attempt == manifest.attempt):
@@ -92,7 +95,11 @@ def _grow(tree: Tree, paths: RunPaths, stage: str, wanted: str) -> None:
     if not paths.manifest(stage).exists():
         tree.add(Text(f"{stage} {wanted[:12]}: no longer here"))
         return
-    result = Result(paths.manifest(stage))
+    try:
+        result = Result(paths.manifest(stage))
+    except ValueError:
+        tree.add(Text(f"{stage} {wanted[:12]}: damaged"))
+        return
     if wanted and result.digest != wanted:
         tree.add(Text(f"{stage} {wanted[:12]}: replaced by {result.manifest.attempt} since"))
         return

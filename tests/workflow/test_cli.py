@@ -4,12 +4,14 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from workflow.cli import app
 from workflow.config import schema_text
+from workflow.paths import RunPaths
 
 
 @pytest.fixture
@@ -61,6 +63,32 @@ def test_a_lineage_whose_input_was_replaced_says_so(qianka, config, finish):
     finish(["mine.yaml"])
     finish(["mine.yaml"], "sft")
     assert re.search(r"sft \w{12}: replaced by \w+-2 since", qianka("status", "mine").output)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "record.json"])
+def test_a_damaged_stage_does_not_hide_the_others(qianka, config, finish, name):
+    finish(["mine.yaml"])
+    (RunPaths("mine").stage("rl") / name).write_text("{")
+    result = qianka("status")
+    assert result.exit_code == 0, result.output
+    assert "damaged" in result.output
+    assert re.search(r"sft +done", result.output)
+
+
+@pytest.mark.parametrize("content", ["", "[1]", "{}"])
+def test_a_damaged_config_of_a_run_is_named(qianka, config, finish, content):
+    finish(["mine.yaml"])
+    RunPaths("mine").config.write_text(content)
+    result = qianka("plan", "mine.yaml")
+    assert result.exit_code == 2
+    assert "runs/mine/config.json: damaged" in result.output
+
+
+def test_a_progress_file_that_a_lost_node_left_empty_is_no_progress(qianka, config, finish):
+    finish(["mine.yaml"])
+    for attempt in Path("runs/mine").glob("*/*-1"):
+        (attempt / "progress.json").touch()
+    assert qianka("status", "mine").exit_code == 0
 
 
 def test_a_run_that_is_not_there_is_named(qianka, config, finish):

@@ -76,8 +76,20 @@ def test_a_value_of_the_wrong_type_names_key_source_value_and_what_it_should_be(
         "string as an integer"
     )
     assert "command line (rl.steps=0): `rl.steps` is 0, but it should be greater than 0" in refused(file, "rl.steps=0")
-    assert "`sft` is 3, but it should be a valid dictionary" in refused("sft=3")
+    assert "`sft` is 3, but it is a section: give it `key: value` lines" in refused("sft=3")
+    assert "`rl.learning_rate` is inf, but it should be a finite number" in refused("rl.learning_rate=.inf")
     assert "(evaluate.pass_at=[1, x]): `evaluate.pass_at.1` is 'x'" in refused("evaluate.pass_at=[1, x]")
+
+
+def test_values_that_do_not_go_together_are_told_without_the_whole_section(here):
+    message = refused("rl.sampling.temperature=0")
+    assert "`rl`: rl.sampling.temperature: 0 is greedy" in message
+    assert "{" not in message
+
+
+def test_a_key_that_is_there_twice_names_both_lines(write):
+    file = write("seed: 1\nrl:\n  steps: 3\n  algorithm: ppo\n  steps: 4\n")
+    assert refused(file) == "mine.yaml:5: `rl.steps` is here again; it stands in line 3 already"
 
 
 def test_all_mistakes_are_told_at_once(write):
@@ -96,6 +108,11 @@ def test_a_file_that_is_no_config_is_named(write, text, told):
     message = refused(write(text))
     assert "config file mine.yaml" in message
     assert told in message
+
+
+def test_a_file_that_is_no_text_is_named(write, here):
+    (here / write("")).write_bytes(b"\xff\xfe")
+    assert refused("mine.yaml").startswith("config file mine.yaml is not UTF-8 text")
 
 
 def test_a_missing_file_is_named(here):
