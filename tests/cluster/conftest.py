@@ -1,6 +1,5 @@
 """The real Slurm cluster as a fixture: the one that runs already (`make test`), or one for this session."""
 
-import os
 import subprocess
 import time
 from collections.abc import Generator
@@ -15,9 +14,14 @@ SCRIPT = Path(__file__).parent / "cluster.sh"
 class Cluster:
     """A client of the cluster, for a test whose environment has its SLURM_CONF."""
 
+    def __init__(self, folder: Path) -> None:
+        """What is submitted here has `folder` as its working directory."""
+        self.folder = folder
+
     def run(self, *command: str | Path, seconds: float = 60) -> str:
         """Standard output of a command, which has to succeed."""
-        done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=seconds)
+        words = [str(part) for part in command]
+        done = subprocess.run(words, cwd=self.folder, capture_output=True, text=True, timeout=seconds)
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout.strip()
 
@@ -52,9 +56,10 @@ class Cluster:
         """Nodes of a running job, the first one first."""
         return self.run("scontrol", "show", "hostnames", self.run("squeue", "-h", "-j", job_id, "-o", "%N")).split()
 
-    def named(self, name: str) -> list[str]:
-        """Ids of the queued and running jobs of a name."""
-        return self.run("squeue", "-h", "-o", "%A", f"--name={name}").split()
+    def mine(self) -> list[str]:
+        """Ids of the jobs that were submitted from this test's folder and have not ended."""
+        lines = [line.split(" ", 1) for line in self.run("squeue", "-h", "-o", "%A %Z").splitlines()]
+        return [job for job, folder in lines if Path(folder).is_relative_to(self.folder)]
 
 
 @pytest.fixture(scope="session")
@@ -69,16 +74,16 @@ def slurm_conf() -> Generator[str]:
 
 
 @pytest.fixture
-def cluster(slurm_conf: str, monkeypatch: pytest.MonkeyPatch) -> Generator[Cluster]:
-    """The cluster with an empty queue; after the test its jobs are cancelled and crashed nodes boot again."""
+def cluster(slurm_conf: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Generator[Cluster]:
+    """The cluster; after the test its jobs are cancelled, and crashed nodes boot again."""
     monkeypatch.setenv("SLURM_CONF", slurm_conf)
-    client = Cluster()
+    client = Cluster(tmp_path)
     yield client
-    client.run("scancel", "--quiet", "--user", str(os.getuid()))
     end = time.monotonic() + 60
-    while client.run("squeue", "-h"):
-        assert time.monotonic() < end, "jobs do not end"
-        time.sleep(0.2)
+    while jobs := client.mine():
+        client.run("scancel", "--quiet", *jobs)
+        assert time.monotonic() < end, f"jobs {jobs} do not end"
+        time.sleep(0.5)
     for line in set(client.run("sinfo", "-h", "-N", "-o", "%n %t").splitlines()):
         name, state = line.split()
         if state.startswith("down"):

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
@@ -96,10 +96,16 @@ class Sft:
 
     def start(self) -> None:
         command = [sys.executable, "-P", "-m", "workflow.cli", *self.arguments]
-        self.log = (self.folder / "terminal").open("a")
-        self.waiter = subprocess.Popen(
-            command, cwd=self.folder, start_new_session=True, stdout=self.log, stderr=subprocess.STDOUT
-        )
+        with (self.folder / "terminal").open("a") as log:
+            self.waiter = subprocess.Popen(
+                command, cwd=self.folder, start_new_session=True, stdout=log, stderr=subprocess.STDOUT
+            )
+
+    def kill(self) -> None:
+        """SIGKILL to the command, which is not the job."""
+        if self.waiter.poll() is None:
+            os.killpg(self.waiter.pid, signal.SIGKILL)
+            self.waiter.wait()
 
     def steps(self) -> int:
         """Steps done so far."""
@@ -132,10 +138,11 @@ class Sft:
 
 
 @pytest.fixture
-def sft(cluster, qianka, tiny) -> Sft:
+def sft(cluster, qianka, tiny) -> Generator[Sft]:
     stage = Sft(tiny.parent, cluster, qianka)
     wait_for(lambda: stage.steps() >= 25)
-    return stage
+    yield stage
+    stage.kill()
 
 
 @pytest.fixture(scope="module")
@@ -151,8 +158,7 @@ def undisturbed(tmp_path_factory, slurm_conf, qianka, tiny_config) -> list[float
 
 
 def test_after_a_kill_of_the_command_the_same_command_finds_the_job(sft, undisturbed):
-    os.killpg(sft.waiter.pid, signal.SIGKILL)
-    sft.waiter.wait()
+    sft.kill()
     job = sft.job_id()
     sft.start()
     assert "sft: re-attached" in sft.finish()
