@@ -6,8 +6,10 @@ import multiprocessing
 import os
 import random
 import signal
+import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -185,6 +187,28 @@ def test_resumed_by_another_number_of_ranks_it_goes_on_at_the_same_sample(
         assert losses == pytest.approx(expected[:steps], abs=1e-4)
         state = json.loads((changing / "checkpoints" / f"step-{steps:06d}" / "state.json").read_text())
         assert state["state"]["caller"]["cursor"] == steps * 8
+
+
+def written_on_ranks(job: Job, config: StageConfig, synth: Path, folder: Path) -> tuple[set[str], list[str]]:
+    """What a rank opened for writing below the attempt folder, and what it was warned of."""
+    written: set[str] = set()
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR) and str(arguments[0]).startswith(str(folder)):
+            written.add(str(Path(arguments[0]).relative_to(folder)))
+
+    sys.addaudithook(watch)
+    with warnings.catch_warnings(record=True) as warned:
+        train(config, synth, folder, job)
+    return written, [str(warning.message) for warning in warned]
+
+
+def test_every_file_has_one_writer(config: Config, synth: Any, attempt: Attempt, ranks: Any) -> None:
+    (first, warned), (second, _) = ranks(written_on_ranks, 2, config(steps=4), synth(), attempt("sft", {}))
+    assert "model.writing/tokenizer_config.json" in first
+    assert second == {"checkpoints/step-000004.writing/__1_0.distcp"}
+    assert not first & second
+    assert not warned
 
 
 def test_without_a_validation_split_there_is_no_validation_loss(config: Config, synth: Any, attempt: Attempt) -> None:
