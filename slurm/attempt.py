@@ -96,8 +96,11 @@ def open_attempt(request: Request, attempt: Path, cpus: int) -> None:
 
 
 def read_job_file(attempt: Path) -> JobFile:
-    """The job.json of an attempt folder."""
-    return JobFile.model_validate_json((attempt / JOB).read_bytes())
+    """The job.json of an attempt folder. ValueError, with the path, when it is damaged."""
+    try:
+        return JobFile.model_validate_json((attempt / JOB).read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{attempt / JOB} is damaged; remove it, and the stage writes it anew: {error}") from error
 
 
 def publish(request: Request, attempt: Path) -> None:

@@ -41,7 +41,7 @@ def run_pipeline(run: RunConfig, cores: int | None) -> int:
         "progress",
         "host",
     ]
-    code = _in_front(command)
+    code = _in_front(command, cache_settings(paths))
     if code == 0:
         print_summary(paths)
     return code
@@ -55,9 +55,18 @@ def show_plan(run: RunConfig) -> None:
     _print_algorithm(run)
 
 
-def _in_front(command: list[str]) -> int:
+def cache_settings(paths: RunPaths) -> dict[str, str]:
+    """Where Snakemake may keep its cache: in the run folder when the home folder cannot be written."""
+    home = Path.home()
+    writable = os.access(home / ".cache" if (home / ".cache").exists() else home, os.W_OK | os.X_OK)
+    if writable or "XDG_CACHE_HOME" in os.environ:
+        return {}
+    return {"XDG_CACHE_HOME": str(paths.folder.resolve() / ".cache")}
+
+
+def _in_front(command: list[str], settings: dict[str, str]) -> int:
     """Run a command in a process group of its own and pass signals on to the whole group, each of them once."""
-    child = subprocess.Popen(command, process_group=0)
+    child = subprocess.Popen(command, process_group=0, env=os.environ | settings)
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         os.killpg(child.pid, number)

@@ -41,10 +41,15 @@ def write_model(
 
 
 def check_export(folder: Path, weights: dict[str, Tensor]) -> None:
-    """Raise ValueError unless `folder` holds exactly `weights`: names, shapes, types, and every bit of the values."""
+    """Raise ValueError unless `folder` holds exactly `weights`: names, shapes, types, and every bit of the values.
+
+    Weights that are not finite are refused too: no stage could go on with them.
+    """
     found = dict(_describe(read_weights(folder)))
     expected = dict(_describe(iter(weights.items())))
     for name in sorted(found.keys() | expected.keys()):
+        if name in weights and not torch.isfinite(weights[name]).all():
+            raise ValueError(f"{name} is not finite: training has diverged; try a lower learning rate")
         if found.get(name) != expected.get(name):
             there, wanted = found.get(name, "nothing"), expected.get(name, "nothing")
             raise ValueError(f"{folder}: {name} is {there} on disk, but {wanted} was trained")

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from workflow.cli import app
 from workflow.config import schema_text
 from workflow.paths import RunPaths
+from workflow.pipeline import cache_settings
 
 
 @pytest.fixture
@@ -137,3 +138,11 @@ def test_ctrl_c_of_the_whole_pipeline_ends_its_job(here, config):
     assert "cancelled job" in text
     assert "Traceback" not in text
     assert next(here.glob("runs/mine/synth/*/verdict-0000.json"))
+
+
+def test_without_a_home_that_can_be_written_snakemake_keeps_its_cache_in_the_run_folder(monkeypatch, here):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(here / "nobody"))
+    assert cache_settings(RunPaths("mine")) == {"XDG_CACHE_HOME": str(here / "runs/mine/.cache")}
+    monkeypatch.setenv("HOME", str(here))
+    assert cache_settings(RunPaths("mine")) == {}

@@ -96,3 +96,12 @@ def test_a_full_disk_is_an_error_that_names_the_folder_and_leaves_the_last_expor
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, before)
     assert weights_digest(folder) == first
+
+
+def test_weights_that_are_not_finite_are_no_result(tiny: ModelConfig, one_rank: Job, tmp_path: Path) -> None:
+    policy = load_policy(tiny, 1)
+    with torch.no_grad():
+        next(policy.model.parameters()).view(-1)[0] = float("nan")
+    with pytest.raises(ValueError, match="not finite: training has diverged"):
+        exported(policy, tiny, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
