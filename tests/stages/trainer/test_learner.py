@@ -39,12 +39,14 @@ def train(learner: Learner, job: Job, sequences: Sequences, steps: range) -> lis
 def train_on_ranks(
     job: Job, model: ModelConfig, sequences: Sequences, folder: Path, steps: range, changed: dict[str, Any]
 ) -> list[float]:
-    """Resume from `folder`, train the steps, save."""
+    """Resume from `folder`, train the steps, look at a loss without a backward pass, save."""
     with distributed(job):
         learner = make_learner(model, job, **changed)
         resumed = learner.resume(folder)
         assert resumed == ((steps.start, {"cursor": steps.start}) if steps.start else None)
         losses = train(learner, job, sequences, steps)
+        with torch.no_grad():
+            learner.policy(pack(sequences))
         learner.save(folder, steps.stop, {"cursor": steps.stop})
     return losses
 
