@@ -19,6 +19,7 @@ from workflow.paths import RunPaths
 from workflow.plan import StagePlan, make_plan
 from workflow.preflight import check_config
 from workflow.session import begin, check_owner, release
+from workflow.status import troubles
 
 WIDTH = 120
 """Of a table that goes to a file."""
@@ -44,6 +45,8 @@ def run_pipeline(run: RunConfig, cores: int | None) -> int:
     code = _in_front(command, cache_settings(paths))
     if code == 0:
         print_summary(paths)
+    else:  # once more, below what Snakemake has to say
+        print(*troubles(run.name), sep="\n", file=sys.stderr)
     return code
 
 

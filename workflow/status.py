@@ -13,8 +13,9 @@ from data.progress import read_progress
 from slurm import state
 from slurm.display import pace
 from slurm.queue import NoAnswer
-from slurm.record import Record, read_record
+from slurm.record import Record, is_finished, read_record
 from slurm.state import Kind
+from slurm.verdict import read_verdict
 from workflow.config import INPUTS
 from workflow.paths import RunPaths
 
@@ -60,8 +61,28 @@ def _state(folder: Path, record: Record) -> str:
     except (NoAnswer, ValueError) as error:
         return f"unknown: {error}"
     if found.kind is Kind.ENDED:
-        return f"interrupted ({found.text})"
+        return trouble(folder / record.attempt) or f"interrupted ({found.text})"
     return "finished, not published" if found.kind is Kind.FINISHED else found.text
+
+
+def trouble(attempt: Path) -> str:
+    """Why an attempt's last job gave no result, as far as its ranks said so."""
+    verdict = read_verdict(attempt)
+    if verdict is None:
+        return ""
+    return f"stopped: {verdict.message}" if verdict.why == "stopped" else f"failed: {verdict.message}"
+
+
+def troubles(name: str) -> list[str]:
+    """One line for each stage of a run whose last job said why it gave no result."""
+    paths, lines = RunPaths(name), list[str]()
+    for stage in INPUTS:
+        folder = paths.stage(stage)
+        record = read_record(folder) if folder.is_dir() else None
+        found = trouble(folder / record.attempt) if record and not is_finished(folder / record.attempt) else ""
+        if found:
+            lines.append(f"{stage} {found} (log: {paths.log(stage)})")
+    return lines
 
 
 def _job(record: Record | None) -> str:

@@ -69,7 +69,10 @@ def test_a_broken_row_far_down_is_named_by_the_job(qianka, tmp_path):
 @pytest.mark.slow
 def test_a_sequence_longer_than_the_context_is_named(qianka, tmp_path):
     config = write_rows(tmp_path, [*rows(100), {"prompt": "1" * 60 + "=", "answer": "1"}])
-    assert_clean(qianka(tmp_path, "run", config.name, "synth.validation_share=0"), "sft", "sft.max_tokens", "40")
+    done = qianka(tmp_path, "run", config.name, "synth.validation_share=0")
+    assert_clean(done, "sft", "sft.max_tokens", "40")
+    assert done.stdout.splitlines()[-1].startswith("sft failed: "), "the last line says what happened"
+    assert "failed: " in qianka(tmp_path, "status", "mine").stdout
 
 
 def test_a_full_disk_is_named_before_anything_runs(qianka, tiny):
