@@ -1,6 +1,7 @@
 # The pipeline: synth -> sft -> rl -> evaluate, one rule file a stage. `snakemake --cores 2` runs it all.
 import sys
 
+from slurm.attach import end_with_callers
 from workflow.config import load
 from workflow.force import Force
 from workflow.paths import RunPaths
@@ -36,6 +37,7 @@ include: "workflow/rules/evaluate.smk"
 
 onstart:
     begin(settings)
+    end_with_callers()
 
 
 onsuccess:

@@ -6,6 +6,7 @@ SIGINT cancels the job. SIGTERM and SIGHUP detach: the job goes on, and the same
 import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -67,6 +68,21 @@ def callers_alive() -> Callable[[], bool]:
         except psutil.NoSuchProcess:
             return lambda: False
     return lambda: all(is_alive(caller) for caller in callers)
+
+
+def end_with_callers() -> None:
+    """End this process, from a thread, soon after one of its callers has died.
+
+    For Snakemake, which waits for ever for a job whose end it could not print because the terminal is gone as well.
+    """
+    alive = callers_alive()
+
+    def watch() -> None:
+        while alive():
+            time.sleep(1)
+        os._exit(End.DETACHED.value)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 @contextmanager
