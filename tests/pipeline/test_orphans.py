@@ -17,7 +17,8 @@ def snakemakes(folder) -> list[psutil.Process]:
 def test_after_a_kill_of_the_command_and_its_terminal_the_same_command_goes_on(qianka, tiny):
     folder = tiny.parent
     command = [sys.executable, "-P", "-m", "workflow.cli", "run", tiny.name, "sft.steps=2000"]
-    with subprocess.Popen(command, cwd=folder, start_new_session=True, stdout=subprocess.PIPE) as killed:
+    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, cwd=folder, start_new_session=True, **pipe) as killed:
         for line in killed.stdout:
             if line.startswith(b"sft: submitted"):
                 break
