@@ -2,8 +2,24 @@
 
 import threading
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+
+
+@dataclass
+class Pulse:
+    """A rank's last sign of life. The watchdog (`slurm.watchdog`) looks at it from a thread of its own."""
+
+    event: str = "start"
+    at: float = field(default_factory=time.monotonic)
+    slow: int = 0
+    """How many long operations are under way, inside one another."""
+
+    def beat(self, event: str) -> None:
+        """Something was done; `event` says what, for the one who reads why the job was ended."""
+        self.event, self.at = event, time.monotonic()
 
 
 @dataclass(frozen=True)
@@ -24,13 +40,18 @@ class Job:
     """The network interface for gloo, for sites where host names do not resolve to a routable address."""
     cpus: int = 1
     """Cores that this rank may use."""
+    shard_ranks: int | None = None
+    """Ranks, consecutive ones, over which weights are sharded, a divisor of the world size; None: all."""
     job_id: str = "local"
     restarts: int = 0
     """How often the scheduler has started this same job again."""
     ends_at: float | None = None
     """Unix time at which the allocation ends; None when nothing ends it."""
+    start_seconds: float = 600.0
+    """How long ranks wait for each other at the start."""
     stop: threading.Event = field(default_factory=threading.Event)
     """Set by the signal handlers: commit at the next step boundary and return."""
+    pulse: Pulse = field(default_factory=Pulse)
 
     @property
     def is_first(self) -> bool:
@@ -45,6 +66,21 @@ class Job:
     def seconds_left(self) -> float:
         """Seconds to the end of the allocation, infinity when nothing ends it."""
         return float("inf") if self.ends_at is None else self.ends_at - time.time()
+
+    def beat(self, event: str) -> None:
+        """Tell the watchdog that this rank goes on, and with what: "step 12: rollout"."""
+        self.pulse.beat(event)
+
+    @contextmanager
+    def slow(self, event: str) -> Generator[None]:
+        """Tell the watchdog that what the block does may take long: a save, a compilation, a download."""
+        self.beat(event)
+        self.pulse.slow += 1
+        try:
+            yield
+        finally:
+            self.pulse.slow -= 1
+            self.beat(f"{event}: done")
 
 
 class Stopped(Exception):

@@ -33,7 +33,7 @@ RETURN_SECONDS = 900.0
 """How long a job that the cluster ended may take to be in the queue again."""
 ENDED_SECONDS = {"local": 1.0, "slurm": 75.0}
 """How long a job must seem over before it is: states lag behind a requeue, and NFS may show a new file after 60 s."""
-STRAGGLER_SECONDS = {"mistake": 60.0, "error": 600.0}
+STRAGGLER_SECONDS = {"mistake": 60.0, "node": 60.0, "error": 600.0}
 """How long the others may go on after a rank has failed on Slurm. An error may be the loss of a node, which Slurm
 notices after its SlurmdTimeout (300 s by default), and then starts the job again."""
 LOCAL_STRAGGLER_SECONDS = 60.0

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from checkpoints.commit import commit
 from checkpoints.manifest import ATTEMPT, NAME, Provenance, Result, digest, write_json
-from slurm.config import ResourcesConfig, SlurmConfig
+from slurm.config import ResourcesConfig, SlurmConfig, Variable, WatchConfig
 from slurm.fingerprint import code_digest, code_files, code_version, fingerprint
 from slurm.record import record_lock
 
@@ -23,6 +23,8 @@ class Request(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     run: str
     stage: str
+    run_folder: Path
+    """The run's folder, with what its stages share: the nodes that it avoids."""
     folder: Path
     """The stage folder: the record, the attempts and the published manifest."""
     config: dict[str, Any]
@@ -39,7 +41,7 @@ class Request(BaseModel):
     @property
     def resources(self) -> ResourcesConfig:
         """The shape of this stage's job."""
-        return getattr(self.slurm, self.stage)
+        return self.slurm.resources(self.stage)
 
     def input_digests(self) -> dict[str, str]:
         """Digest of each input's manifest. Raises ValueError when one is missing or incomplete."""
@@ -60,11 +62,18 @@ class JobFile(BaseModel):
     files: dict[str, str]
     code: dict[str, str]
     """Digest of each code file that the stage could reach."""
-    interface: str | None
     minutes: int
     tasks_per_node: int
     cpus: int
     """Cores a rank, when no scheduler says otherwise."""
+    run_folder: str = "../.."
+    """Relative to the attempt folder."""
+    interface: str | None = None
+    topology: str = ""
+    """The site's file, or nothing."""
+    environment: dict[str, Variable] = Field(default_factory=dict[str, Variable])
+    watch: WatchConfig = WatchConfig()
+    shard_ranks: int | None = None
 
 
 def open_attempt(request: Request, attempt: Path, cpus: int) -> None:
@@ -77,7 +86,12 @@ def open_attempt(request: Request, attempt: Path, cpus: int) -> None:
         inputs={stage: os.path.relpath(path, attempt) for stage, path in request.inputs.items()},
         files=request.files,
         code=code_files(request.stage),
+        run_folder=os.path.relpath(request.run_folder, attempt),
         interface=request.slurm.interface,
+        topology=str(Path(request.slurm.topology).resolve()) if request.slurm.topology else "",
+        environment=request.slurm.environment,
+        watch=request.slurm.watch,
+        shard_ranks=request.resources.shard_ranks,
         minutes=request.resources.minutes,
         tasks_per_node=request.resources.tasks_per_node,
         cpus=cpus,

@@ -1,13 +1,32 @@
-"""How a stage's job is asked for. Nothing here changes a result, so nothing here is part of a fingerprint."""
+"""How a stage's job is asked for and watched. Nothing here changes a result, so it is no part of a fingerprint."""
 
 from typing import Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from data.section import Section
 
 
-class ResourcesConfig(Section):
+class SbatchConfig(Section):
+    """Options that sbatch gets as they are. Those of a stage win over those of the site."""
+
+    account: str | None = None
+    partition: str | None = None
+    qos: str | None = None
+    reservation: str | None = None
+    constraint: str | None = None
+    """Node features, in sbatch's syntax."""
+    dependency: str | None = None
+    """For example afterok:1234."""
+    comment: str | None = None
+    """Everyone on the cluster can read it."""
+    mail_user: str | None = None
+    mail_type: str | None = None
+    additional: dict[str, str | int | bool] = Field(default_factory=dict)
+    """More sbatch options by their long names, for example {"licenses": "x:1"}."""
+
+
+class ResourcesConfig(SbatchConfig):
     """The shape of one stage's job."""
 
     nodes: PositiveInt = 1
@@ -17,23 +36,65 @@ class ResourcesConfig(Section):
     """Cores a rank; None takes Slurm's default, or an equal share of this machine."""
     gpus_per_node: int = Field(default=0, ge=0)
     minutes: PositiveInt = 240
-    partition: str | None = None
+    shard_ranks: PositiveInt | None = None
+    """Ranks over which the weights are sharded (FSDP); the others hold copies. None: as many as a supernode has of the
+    job, or all without a topology."""
 
 
-class SlurmConfig(Section):
-    """The executor and the site's Slurm settings."""
+class Variable(Section):
+    """An environment variable of every rank."""
+
+    value: str | None
+    """None removes it."""
+    source: str
+    """Who says so, for the next person who wonders."""
+
+
+class WatchConfig(Section):
+    """When a job that does not move is ended, and which nodes it avoids."""
+
+    start_minutes: PositiveFloat = 10
+    """For all ranks to have started. Then the nodes of those that have not are avoided, and a new job starts."""
+    stall_minutes: PositiveFloat = 30
+    """Without a step, a token or another sign of life, a rank dumps its stacks and ends the job."""
+    slow_minutes: PositiveFloat = 120
+    """The same for a save, a compilation or another long operation."""
+    preflight_nodes: PositiveInt = 2
+    """A job on so many nodes or more checks its nodes before it starts."""
+    exclude_hours: PositiveFloat = 24
+    """How long a node that failed is avoided."""
+
+
+class SlurmConfig(SbatchConfig):
+    """The executor, and what the site needs."""
 
     executor: Literal["auto", "local", "slurm"] = "auto"
     """auto: Slurm when `sbatch` is there and knows a cluster, else local processes."""
-    account: str | None = None
-    partition: str | None = None
     signal_seconds: PositiveInt = 120
-    """How long before the time limit the job is told to commit and requeue."""
+    """How long before the time limit the job is told to commit and requeue, whatever it has measured."""
     interface: str | None = None
-    """Network interface for gloo between nodes; None lets gloo resolve the host name."""
-    additional: dict[str, str | int | bool] = Field(default_factory=dict)
-    """More sbatch options by their long names, for example {"qos": "high"}."""
+    """Network interface for gloo and nccl (mccl) between nodes; None lets them resolve the host name."""
+    topology: str = ""
+    """File with the site's supernodes, nodes, cards and links; `qianka doctor --topology` drafts it."""
+    setup: list[str] = Field(default_factory=list)
+    """Lines of shell before the ranks start, such as `module load`."""
+    environment: dict[str, Variable] = Field(default_factory=dict)
+    """Environment variables of every rank."""
+    watch: WatchConfig = WatchConfig()
     synth: ResourcesConfig = ResourcesConfig()
     sft: ResourcesConfig = ResourcesConfig()
     rl: ResourcesConfig = ResourcesConfig()
     evaluate: ResourcesConfig = ResourcesConfig()
+
+    def resources(self, stage: str) -> ResourcesConfig:
+        """The shape of a stage's job."""
+        return getattr(self, stage)
+
+    def options(self, stage: str) -> dict[str, str | int | bool]:
+        """Sbatch's options by their long names: the site's, and over them the stage's."""
+        options: dict[str, str | int | bool] = {}
+        for section in (self, self.resources(stage)):
+            named = {name: getattr(section, name) for name in SbatchConfig.model_fields if name != "additional"}
+            options |= {name.replace("_", "-"): value for name, value in named.items() if value is not None}
+            options |= section.additional
+        return options

@@ -106,8 +106,10 @@ def make_job(place: Place, job_file: JobFile, attempt: Path) -> Job:
         rendezvous=None if place.world_size == 1 else attempt / RENDEZVOUS / f"{place.start}.json",
         interface=job_file.interface,
         cpus=place.cpus or job_file.cpus,
+        shard_ranks=job_file.shard_ranks,
         job_id=place.job_id,
         restarts=place.restarts,
+        start_seconds=60 * job_file.watch.start_minutes,
         ends_at=ends_at(place, job_file.minutes),
     )
 

@@ -81,13 +81,11 @@ def slurm_parameters(request: Request, name: str) -> dict[str, Any]:
         "cpus_per_task": shape.cpus_per_task,
         "gpus_per_node": shape.gpus_per_node or None,
         "time": shape.minutes,
-        "partition": shape.partition or site.partition,
-        "account": site.account,
         "signal_delay_s": site.signal_seconds,
         "stderr_to_stdout": True,
         "srun_args": srun,
-        "setup": [f"export {key}={value}" for key, value in JOB_ENVIRONMENT.items()],
-        "additional_parameters": {"requeue": True, **site.additional},
+        "setup": [*site.setup, *(f"export {key}={value}" for key, value in JOB_ENVIRONMENT.items())],
+        "additional_parameters": {"requeue": True, **site.options(request.stage)},
     }
     return {key: value for key, value in parameters.items() if value is not None} | {"wckey": None}
 

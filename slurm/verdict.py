@@ -10,11 +10,15 @@ from pydantic import BaseModel, ConfigDict
 from checkpoints.manifest import write_json
 from slurm.place import Place
 
-Why = Literal["stopped", "mistake", "error"]
+Why = Literal["stopped", "mistake", "node", "error"]
 
 
 class Verdict(BaseModel):
-    """`mistake` is the user's (ValueError), `error` is anything else, `stopped` committed its progress first."""
+    """How one rank ended.
+
+    `mistake` is the user's (ValueError), `node` blames `nodes`, which the next job avoids, `error` is anything else,
+    `stopped` committed its progress first.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     why: Why
@@ -25,9 +29,11 @@ class Verdict(BaseModel):
     time: float
     traceback: str
     """For those who mend Qianka; the terminal shows the message."""
+    nodes: tuple[str, ...] = ()
+    """Those that are to blame."""
 
     @classmethod
-    def of(cls, why: Why, message: str, place: Place) -> "Verdict":
+    def of(cls, why: Why, message: str, place: Place, nodes: tuple[str, ...] = ()) -> "Verdict":
         """The verdict of this rank on the exception that is being handled."""
         return cls(
             why=why,
@@ -37,6 +43,7 @@ class Verdict(BaseModel):
             job_id=place.job_id,
             time=time.time(),
             traceback=traceback.format_exc(),
+            nodes=nodes,
         )
 
 
@@ -54,11 +61,11 @@ def clear_verdict(attempt: Path, rank: int) -> None:
 
 
 def read_verdict(attempt: Path) -> Verdict | None:
-    """The one that explains the end: a mistake before an error before a stop, of equals the earliest.
+    """The one that explains the end: a mistake, then a bad node, an error, a stop; of equals the earliest.
 
     When one rank fails, the others fail soon after because it is gone.
     """
-    order = ("mistake", "error", "stopped")
+    order = ("mistake", "node", "error", "stopped")
     found = [Verdict.model_validate_json(path.read_bytes()) for path in attempt.glob("verdict-*.json")]
     return min(found, key=lambda verdict: (order.index(verdict.why), verdict.time), default=None)
 
@@ -71,3 +78,11 @@ def clear_verdicts(attempt: Path) -> None:
 
 def _path(attempt: Path, rank: int) -> Path:
     return attempt / f"verdict-{rank:04d}.json"
+
+
+class BadNode(Exception):
+    """Nodes that cannot do the job: they are avoided from now on, and the job starts elsewhere."""
+
+    def __init__(self, nodes: tuple[str, ...], message: str) -> None:
+        super().__init__(message)
+        self.nodes = nodes

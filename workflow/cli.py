@@ -25,6 +25,10 @@ Arguments = Annotated[
     ),
 ]
 Cores = Annotated[int | None, typer.Option(min=1, help="Cores of this machine for local jobs; all by default.")]
+Run = Annotated[str | None, typer.Argument(help="Name of a run; by default the last used one.", show_default=False)]
+Stage = Annotated[
+    str | None, typer.Argument(help="Name of a stage; by default the one that is under way.", show_default=False)
+]
 
 
 @contextmanager
@@ -62,13 +66,28 @@ def run(arguments: Arguments = None, cores: Cores = None) -> None:
 
 
 @app.command()
-def plan(arguments: Arguments = None) -> None:
+def plan(
+    arguments: Arguments = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Also place each stage on the site's topology (slurm.topology).")
+    ] = False,
+    cards: Annotated[
+        int | None, typer.Option(min=1, help="With --explain: as if the rl stage asked for so many cards.")
+    ] = None,
+) -> None:
     """Say what would run and why, and draw the algorithm. Nothing is started or written."""
     with mistakes_shown():
         from workflow.config import load
+
+        config = load(arguments or [])
+        if explain or cards:
+            from workflow.explain import explain_placement
+
+            explain_placement(config, cards)
+            return
         from workflow.pipeline import show_plan
 
-        show_plan(load(arguments or []))
+        show_plan(config)
 
 
 @app.command()
@@ -117,6 +136,56 @@ def status(runs: Annotated[list[str] | None, typer.Argument(help="Names of runs;
             console.print(render(name))
         if not known:
             print(f"no runs in {RUNS.resolve()} yet; `qianka run` starts one")
+
+
+@app.command()
+def attach(run: Run = None, stage: Stage = None) -> None:
+    """Wait for the job of a run as `qianka stage` does: show its log, take Ctrl-C as a cancel, publish the result."""
+    with mistakes_shown():
+        from workflow import jobs
+
+        raise typer.Exit(jobs.attach(run, stage))
+
+
+@app.command()
+def cancel(run: Run = None, stage: Stage = None) -> None:
+    """End the jobs of a run, or of one stage, after they have committed their progress if they can."""
+    with mistakes_shown():
+        from workflow import jobs
+
+        raise typer.Exit(jobs.cancel(run, stage))
+
+
+@app.command()
+def logs(
+    run: Run = None,
+    stage: Stage = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as the log grows, until the job ends.")] = False,
+    rank: Annotated[int, typer.Option(min=0, help="The rank whose log is shown.")] = 0,
+) -> None:
+    """Show the log of a stage's job. Ctrl-C ends the showing and not the job."""
+    with mistakes_shown():
+        from workflow import jobs
+
+        raise typer.Exit(jobs.logs(run, stage, follow, rank))
+
+
+@app.command()
+def doctor(
+    arguments: Arguments = None,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, help="Check so many nodes in a short Slurm job; without it, this machine.")
+    ] = None,
+    topology: Annotated[
+        bool, typer.Option("--topology", help="Print a topology file, drafted from what Slurm says, and nothing else.")
+    ] = False,
+) -> None:
+    """Check file system, clocks, cards, collectives and graders, and end with a table for the administrator."""
+    with mistakes_shown():
+        from workflow import doctor as doctors
+        from workflow.config import load
+
+        raise typer.Exit(doctors.draft() if topology else doctors.examine(load(arguments or []), nodes))
 
 
 @app.command()

@@ -9,7 +9,13 @@ from typing import Any
 import yaml
 
 OVERRIDE = re.compile(r"[A-Za-z_]\w*(\.\w+)*=")
-PATHS = (("model", "folder"), ("environment", "path"), ("environment", "harder_path"), ("rl", "algorithm"))
+PATHS = (
+    ("model", "folder"),
+    ("environment", "path"),
+    ("environment", "harder_path"),
+    ("rl", "algorithm"),
+    ("slurm", "topology"),
+)
 """Values that name a file or folder; one that is relative may be meant from the folder of its config file."""
 
 Key = tuple[str, ...]

@@ -21,6 +21,7 @@ def make_request(run: RunConfig, stage: str, cpus: int | None = None) -> Request
     return Request(
         run=run.name,
         stage=stage,
+        run_folder=paths.folder.resolve(),
         folder=paths.stage(stage).resolve(),
         config=run.stage_json(stage),
         inputs={name: paths.manifest(name).resolve() for name in INPUTS[stage]},

@@ -15,17 +15,18 @@
 #
 # A node is one slurmd in PID, UTS and mount namespaces of its own: `hostname` in a task is the node's name, and the
 # node dies whole by one kill -9. All nodes share the network; node i has the name mx<i> and the address 127.0.1.<i+1>.
-# No systemd, cgroups or containers. About 20 s on a bare machine, 3 s on kept state. Ports are fixed: one at a time.
+# No systemd, cgroups or containers. About 20 s on a bare machine, 3 s on kept state. A second cluster beside the first
+# needs a CLUSTER_ROOT and a CLUSTER_PORT (the first of 100 ports) of its own.
 set -euo pipefail
 
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 ROOT=${CLUSTER_ROOT:-/tmp/qianka-slurm} # short: Unix sockets have at most 108 characters
 NODES=${CLUSTER_NODES:-4}
 PER_SWITCH=2 # nodes of one leaf switch, a "supernode"
-CONTROLLER_PORT=16817
-DATABASE_DAEMON_PORT=16819
-DATABASE_PORT=13306
-FIRST_NODE_PORT=17000
+CONTROLLER_PORT=${CLUSTER_PORT:-16800}
+DATABASE_DAEMON_PORT=$((CONTROLLER_PORT + 1))
+DATABASE_PORT=$((CONTROLLER_PORT + 2))
+FIRST_NODE_PORT=$((CONTROLLER_PORT + 10))
 MUNGE_SOCKET=$ROOT/run/munge.socket
 HOST=$(hostname -s)
 PACKAGES="slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge slurmdbd slurm-wlm-mysql-plugin mariadb-server"

@@ -65,13 +65,13 @@ install_packages() {
 # rewritten in place because in a container it is a mount.
 hosts_block() {
   local i kept
-  kept=$(sed '/# BEGIN qianka-slurm/,/# END qianka-slurm/d' /etc/hosts)
+  kept=$(sed "\|# BEGIN $ROOT$|,\|# END $ROOT$|d" /etc/hosts)
   {
     echo "$kept"
     if [ "$1" = add ]; then
-      echo '# BEGIN qianka-slurm'
+      echo "# BEGIN $ROOT"
       for ((i = 0; i < NODES; i++)); do echo "127.0.1.$((i + 1)) mx$i"; done
-      echo '# END qianka-slurm'
+      echo "# END $ROOT"
     fi
   } >/etc/hosts
 }
