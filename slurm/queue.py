@@ -12,6 +12,8 @@ from slurm.config import SlurmConfig
 from slurm.record import Executor
 
 TIMEOUT_SECONDS = 60
+BROKEN = ("down", "drain", "drng", "fail", "unk")
+"""States of a node, in sinfo's short words, in which it takes no job; `*` says that it does not answer."""
 ABSENT = re.compile(r"Invalid job id", re.IGNORECASE)
 
 
@@ -23,12 +25,41 @@ class SubmitError(Exception):
     """The submit failed, and this is what sbatch or the system said."""
 
 
+class QueueFull(SubmitError):
+    """Slurm takes no job at the moment, or did not say whether it took it: to be tried again."""
+
+
+FULL = re.compile(
+    r"MaxSubmitJob|GrpSubmitJob|MaxJobCount|temporarily unable to accept|temporarily unavailable|timed out"
+    r"|Unable to contact slurm controller|Zero Bytes were transmitted|Connection (refused|reset)|standby mode"
+    r"|Batch job submission failed: Job violates accounting/QOS policy",
+    re.IGNORECASE,
+)
+"""What sbatch says when another time may do."""
+PERMANENT = re.compile(
+    r"\b(QOS|Assoc)(Max|Grp|Min)(?!\w*SubmitJob)\w+|\bInvalid (account|partition|qos|wckey)", re.IGNORECASE
+)
+"""A limit on the size or the time of one job, and names that Slurm does not know, whatever is said beside it."""
+
+
+def submit_error(said: str) -> SubmitError:
+    """The error for what sbatch said: one that passes, or one that stays."""
+    passes = FULL.search(said) and not PERMANENT.search(said)
+    return QueueFull(said) if passes else SubmitError(said)
+
+
 @dataclass(frozen=True)
 class Said:
-    """State of a job, in Slurm's word for it, and the reason that is given."""
+    """State of a job, in Slurm's word for it, the reason that is given, and the job's nodes in Slurm's short form."""
 
     state: str
     reason: str = ""
+    nodes: str = ""
+
+    @property
+    def word(self) -> str:
+        """The state alone: `CANCELLED by 0` and `CANCELLED+` are one word."""
+        return self.state.split()[0].rstrip("+")
 
 
 def is_here() -> bool:
@@ -55,11 +86,11 @@ def choose_executor(config: SlurmConfig) -> Executor:
 
 def squeue(job_id: str) -> Said | None:
     """State of a job that slurmctld knows; None when it knows none of this id. Raises NoAnswer."""
-    lines = _ask("squeue", "--noheader", "--states=all", f"--jobs={job_id}", "--format=%T|%r")
+    lines = _ask("squeue", "--noheader", "--states=all", f"--jobs={job_id}", "--format=%T|%r|%N")
     if not lines:
         return None
-    state, _, reason = lines[0].partition("|")
-    return Said(state.strip(), "" if reason.strip() == "None" else reason.strip())
+    state, reason, nodes = (part.strip() for part in f"{lines[0]}||".split("|")[:3])
+    return Said(state, "" if reason == "None" else reason, nodes)
 
 
 def sacct(job_id: str) -> Said | None:
@@ -69,6 +100,21 @@ def sacct(job_id: str) -> Said | None:
         return None
     state, _, code = lines[-1].partition("|")
     return Said(state.strip(), f"exit code {code}" if code.strip() not in ("", "0:0") else "")
+
+
+def last_start(job_id: str) -> Said | None:
+    """How the accounting says that the start before the present one ended; None without one. Raises NoAnswer."""
+    columns = ("--noheader", "--allocations", "--parsable2", "--duplicates", "--format=State,NodeList")
+    lines = _ask("sacct", *columns, f"--jobs={job_id}")
+    ended = [line.partition("|") for line in lines if line.split("|")[0] not in ("PENDING", "RUNNING")]
+    return Said(ended[-1][0].strip(), nodes=ended[-1][2].strip()) if ended else None
+
+
+def broken_nodes(nodes: str) -> dict[str, str]:
+    """Those of `nodes` that cannot run a job, and what Slurm calls their state. Raises NoAnswer."""
+    lines = _ask("sinfo", "--noheader", "--Node", f"--nodes={nodes}", "--format=%n|%t")
+    found = dict(line.strip().partition("|")[::2] for line in lines)
+    return {node: state for node, state in found.items() if state.endswith("*") or state.startswith(BROKEN)}
 
 
 def find_by_name(name: str, since: float) -> str | None:
@@ -85,7 +131,7 @@ def find_by_name(name: str, since: float) -> str | None:
             lines = _ask("sacct", *columns, f"--name={name}", f"--starttime={start}")
         except NoAnswer:
             return None
-    return lines[-1].strip() if lines else None
+    return str(max(int(line) for line in lines)) if lines else None
 
 
 def scancel(job_id: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from slurm import local, queue
 from slurm.queue import NoAnswer, Said
 from slurm.record import Record, is_finished
+from slurm.words import state_words
 
 
 class Kind(Enum):
@@ -31,16 +32,29 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class State:
-    """The kind, and the words in which it was said."""
+    """The kind, and the words in which it is told."""
 
     kind: Kind
     text: str
+    said: Said | None = None
+    """Slurm's own words."""
+
+    @property
+    def word(self) -> str:
+        """Slurm's word for the state, or nothing."""
+        return self.said.word if self.said else ""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether ranks may be at work."""
+        return self.word == "RUNNING" if self.said else self.kind is Kind.ACTIVE
 
 
 ACTIVE = {
     *("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED"),
     *("SPECIAL_EXIT", "RESV_DEL_HOLD", "REQUEUE_FED", "REQUEUE_HOLD", "REVOKED"),
 }
+ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE", "OUT_OF_MEMORY"}
 RETURNING = {"REQUEUED", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL"}
 
 
@@ -69,33 +83,33 @@ def local_state(attempt: Path, record: Record) -> State:
 
 
 def slurm_state(record: Record) -> State:
-    """Ask squeue, and sacct where squeue knows nothing (more)."""
+    """Ask squeue, and sacct where squeue knows nothing (more), or where sacct knows better how a job ended."""
     if record.job_id is None:
-        return State(Kind.ENDED, "never submitted")
-    absent = False
+        return State(Kind.ENDED, "was never submitted")
+    queued, absent = None, False
     try:
-        said = queue.squeue(record.job_id)
-        if said:
-            return classify(said)
-        absent, trouble = True, "not in the queue"
+        queued = queue.squeue(record.job_id)
+        if queued and queued.word not in ENDED:
+            return classify(queued)
+        absent, trouble = True, "is not in the queue any more"
     except NoAnswer as error:
         trouble = str(error)
     try:
         said = queue.sacct(record.job_id)
-        if said:
+        if said and (queued is None or said.word == queued.word):
             return classify(said)
     except NoAnswer as error:
-        trouble = f"{trouble}; {error}"
+        trouble = trouble if absent else f"{trouble}; {error}"
+    if queued:
+        return classify(queued)
     return State(Kind.ENDED if absent else Kind.UNKNOWN, trouble)
 
 
 def classify(said: Said) -> State:
-    """What Slurm's word for a state means to someone who waits (`CANCELLED by 0` and `CANCELLED+` are one word)."""
-    word = said.state.split()[0].rstrip("+")
-    text = f"{word} ({said.reason})" if said.reason else word
-    if word in ACTIVE:
-        return State(Kind.ACTIVE, text)
-    return State(Kind.RETURNING if word in RETURNING else Kind.ENDED, text)
+    """What Slurm's word for a state means to someone who waits."""
+    text = state_words(said.state, said.reason, said.nodes)
+    kind = Kind.ACTIVE if said.word in ACTIVE else Kind.RETURNING if said.word in RETURNING else Kind.ENDED
+    return State(kind, text, said)
 
 
 def cancel(folder: Path, record: Record, hurry: Callable[[], bool] = lambda: False) -> None:

@@ -12,7 +12,7 @@ from submitit.helpers import clean_env
 
 from slurm.attempt import LOGS, Request
 from slurm.job import run_stage
-from slurm.queue import SubmitError
+from slurm.queue import submit_error
 
 KEPT = ("SLURM_CONF", "SBATCH_ACCOUNT", "SBATCH_PARTITION", "SBATCH_QOS", "SBATCH_RESERVATION")
 """What a user or a site sets for every submit; all else of Slurm's in the environment belongs to the job we are in."""
@@ -129,7 +129,7 @@ def in_own_session(submit: Callable[[], None], log: Path) -> None:
         trouble = stream.read()
     os.waitpid(child, 0)
     if trouble:
-        raise SubmitError(f"the job could not be submitted: {trouble}")
+        raise submit_error(f"the job could not be submitted: {trouble}")
 
 
 def _redirect(log: Path) -> None:

@@ -1,0 +1,129 @@
+"""Slurm's words for the states of a job and the reasons why it waits, in words that a person understands."""
+
+import pwd
+import re
+
+STATES = {
+    "PENDING": "waits in the queue",
+    "CONFIGURING": "its nodes boot",
+    "RUNNING": "runs",
+    "COMPLETING": "its last processes end",
+    "SUSPENDED": "stands still: Slurm, or an administrator, has suspended it",
+    "STOPPED": "stands still: it was stopped by a signal",
+    "STAGE_OUT": "its files are being copied from the burst buffer",
+    "REQUEUED": "Slurm will start it again",
+    "REQUEUE_FED": "a cluster of the federation will start it again",
+    "REQUEUE_HOLD": "held by Slurm, which does not start it again by itself: `scontrol release` does",
+    "SPECIAL_EXIT": "held by Slurm after its exit code: `scontrol release` starts it again",
+    "RESV_DEL_HOLD": "held because its reservation was deleted",
+    "COMPLETED": "ended",
+    "FAILED": "failed",
+    "TIMEOUT": "reached its time limit",
+    "DEADLINE": "reached its deadline",
+    "OUT_OF_MEMORY": "ran out of memory on a node: ask for more (slurm.additional: {mem: ...}), or for smaller batches",
+    "NODE_FAIL": "lost a node",
+    "BOOT_FAIL": "its nodes did not boot",
+    "PREEMPTED": "was preempted by a job of higher priority",
+    "REVOKED": "another cluster of the federation runs it",
+}
+"""What squeue and sacct call a state."""
+
+REASONS = {
+    "Priority": "jobs of higher priority are before it",
+    "Resources": "it is the next one, as soon as enough nodes are free",
+    "BeginTime": "Slurm lets some time pass before it starts a job again",
+    "Cleaning": "what its last start left on the nodes is being cleaned up",
+    "Dependency": "a job that it depends on has not ended",
+    "Reservation": "its reservation has not begun",
+    "Licenses": "the licences that it asks for are in use",
+    "NodeDown": "a node that it wants is down",
+    "ReqNodeNotAvail": "nodes that it could have are down, drained or reserved",
+    "PartitionDown": "its partition is down",
+    "PartitionInactive": "its partition starts no jobs now",
+    "PartitionNodeLimit": "its partition does not give so many nodes to one job",
+    "PartitionTimeLimit": "its partition does not give so much time to one job",
+    "JobHeldUser": "held by its owner: `scontrol release` lets it go",
+    "JobHeldAdmin": "held by an administrator, who alone can release it",
+    "JobHoldMaxRequeue": "held by Slurm, which has started it too often: `scontrol release` lets it go",
+    "job_requeued_in_held_state": "held after a requeue: `scontrol release` lets it go",
+    "launch_failed_requeued_held": "held by Slurm, because it could not be launched: `scontrol release` lets it go",
+    "DependencyNeverSatisfied": "the job that it depends on has failed, so that it can never start",
+    "BadConstraints": "no node has what it asks for",
+    "AccountNotAllowed": "its account may not use this partition",
+    "InvalidAccount": "its account is not one of Slurm's",
+    "InvalidQOS": "its QOS is not one of Slurm's",
+    "QOSNotAllowed": "its QOS may not use this partition",
+    "QOSTimeLimit": "its QOS does not give so much time to one job",
+    "SystemFailure": "a failure of the system",
+    "NonZeroExitCode": "its exit code says that it failed",
+    "NodeFail": "a node failed",
+    "TimeLimit": "its time was up",
+    "OutOfMemory": "a process was out of memory",
+    "Prolog": "the site's prolog runs on its nodes",
+    "FrontEndDown": "no front end is up",
+    "BurstBufferResources": "the burst buffer is full",
+    "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved_for_jobs_in_higher_priority_partitions": (
+        "nodes that it needs are down, drained, or reserved for jobs of higher priority"
+    ),
+}
+"""Why a job waits, as squeue's %r says it."""
+
+LIMITS = re.compile(r"^(QOS|Assoc)(Max|Grp)(\w+?)(Per\w+|Limit)?$")
+"""QOSMaxJobsPerUserLimit, AssocGrpCpuLimit and their kin: a limit of a QOS, or of an account."""
+
+HOPELESS = {
+    "DependencyNeverSatisfied": "take the dependency away (slurm.dependency), or name a job that can end well",
+    "InvalidAccount": "name another account (slurm.account)",
+    "InvalidQOS": "name another QOS (slurm.qos)",
+}
+"""Reasons that no waiting changes, and the way out."""
+
+HELD = ("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD", "JobHeldAdmin", "JobHoldMaxRequeue")
+HELD += ("job_requeued_in_held_state", "launch_failed_requeued_held", "BadConstraints", "PartitionNodeLimit")
+"""States and reasons that end only when a person acts: waited for, but within a bound."""
+
+UNTIL_IT_ENDS = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED")
+
+
+def state_words(state: str, reason: str = "", nodes: str = "") -> str:
+    """One phrase for a state, with squeue's reason or sacct's exit code; a word that nobody knows stays as it is."""
+    word, _, rest = state.partition(" ")
+    word = word.rstrip("+")
+    if word == "CANCELLED":
+        return f"was cancelled by {_user(rest.removeprefix('by ').strip())}" if rest else "was cancelled"
+    words = STATES.get(word, word)
+    if word in UNTIL_IT_ENDS:
+        return f"{words} on {nodes}" if nodes else words
+    if not reason or reason in ("None", word):
+        return words
+    return f"{words}: {reason_words(reason)}" if word == "PENDING" else f"{words} ({reason_words(reason)})"
+
+
+def reason_words(reason: str) -> str:
+    """Words for a reason, and what Slurm adds to it, such as the names of nodes."""
+    name, _, more = reason.strip("() ").partition(",")
+    name, more = (reason.strip("() "), "") if reason.strip("() ") in REASONS else (name.strip(), more.strip())
+    if name in REASONS:
+        return f"{REASONS[name]} ({more})" if more else REASONS[name]
+    limit = LIMITS.match(name)
+    if limit:
+        whose = "QOS" if limit[1] == "QOS" else "account"
+        return f"a limit of the {whose} is reached ({name})"
+    return reason
+
+
+def way_out(reason: str) -> str | None:
+    """What to do about a job that can never start; None when it can."""
+    return HOPELESS.get(reason.partition(",")[0].strip("() "))
+
+
+def is_held(state: str, reason: str) -> bool:
+    """Whether only a person can let the job go on."""
+    return bool({state.split()[0].rstrip("+"), reason.partition(",")[0].strip("() ")} & set(HELD))
+
+
+def _user(number: str) -> str:
+    try:
+        return pwd.getpwuid(int(number)).pw_name
+    except (ValueError, KeyError):
+        return f"user {number}"
