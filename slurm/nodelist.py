@@ -1,6 +1,7 @@
 """Slurm's short form of a list of host names, `mx[0-3,07-09],a1`, read without scontrol: compute nodes may lack it."""
 
 import re
+from collections.abc import Iterable
 from itertools import product
 
 
@@ -17,6 +18,29 @@ def expand(text: str) -> list[str]:
         choices = [_numbers(part, text) if index % 2 else [part] for index, part in enumerate(parts)]
         names += ["".join(choice) for choice in product(*choices)]
     return names
+
+
+def fold(names: Iterable[str]) -> str:
+    """The short form of names, in their order: mx0, mx1, mx2 and a1 are `mx[0-2],a1`."""
+    stems: list[tuple[str, list[tuple[str, str]]]] = []  # each with its ranges, first and last number as written
+    for name in names:
+        stem = name.rstrip("0123456789")
+        digits = name[len(stem) :]
+        ranges = stems[-1][1] if stems and stems[-1][0] == stem else []
+        if not digits or not ranges or not ranges[-1][1]:
+            stems.append((stem, [(digits, digits)]))
+            continue
+        first, last = ranges[-1]
+        if digits == str(int(last) + 1).zfill(len(first)):
+            ranges[-1] = (first, digits)
+        else:
+            ranges.append((digits, digits))
+    return ",".join(_folded(stem, ranges) for stem, ranges in stems)
+
+
+def _folded(stem: str, ranges: list[tuple[str, str]]) -> str:
+    parts = [first if first == last else f"{first}-{last}" for first, last in ranges]
+    return stem + (parts[0] if len(ranges) == 1 and "-" not in parts[0] else f"[{','.join(parts)}]")
 
 
 def _numbers(ranges: str, text: str) -> list[str]:

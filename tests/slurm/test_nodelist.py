@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm.nodelist import expand, expand_counts
+from slurm.nodelist import expand, expand_counts, fold
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,14 @@ def test_counts_of_tasks_are_one_a_node(parts):
     assert expand_counts(text) == [count for count, times in parts for _ in range(times)]
     with pytest.raises(ValueError, match="not a list of counts"):
         expand_counts(f"{text},x")
+
+
+def test_names_are_folded_in_their_order():
+    assert fold(["mx0", "mx1", "mx2", "mx7", "a1", "login"]) == "mx[0-2,7],a1,login"
+    assert fold(["n08", "n09", "n10", "n9", "n100"]) == "n[08-10,9,100]"
+    assert fold([]) == ""
+
+
+@given(st.lists(st.from_regex(r"[a-z]{1,2}[0-9]{0,3}", fullmatch=True), max_size=20))
+def test_what_is_folded_expands_to_itself(names):
+    assert expand(fold(names)) == names
