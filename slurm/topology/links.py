@@ -11,15 +11,19 @@ from dataclasses import dataclass
 from slurm.topology.plan import Group, Plan
 from slurm.topology.site import Level
 
+WHEN = (
+    "all-gather in each forward and each backward, reduce-scatter and gradient all-reduce in each backward, tensor "
+    "all-reduce in each layer, relay for each version"
+)
+
 
 @dataclass(frozen=True)
 class Load:
     """One collective."""
 
     name: str
-    when: str
     links: dict[Level, int]
-    """Pairs of ranks (for weights on their way to the actors: of nodes) of which the one sends to the other."""
+    """Pairs of ranks (for the relay: of nodes) of which the one sends to the other."""
     share: float | None
     """Over each of these links and each time: how much of the model, counted in parameters. None: activations."""
 
@@ -40,27 +44,14 @@ def all_reduce_share(ranks: int) -> float:
 def loads(plan: Plan) -> list[Load]:
     """The collectives of a plan. Those of a group of one rank are left out."""
     part = 1 / plan.tensor_parallel
+    gather = part * all_gather_share(plan.shard_ranks)
+    reduce = part / plan.shard_ranks * all_reduce_share(plan.replicas)
     found = [
-        Load(
-            "weights, all-gather",
-            "each forward, each backward",
-            _rings(plan, plan.shard_groups),
-            part * all_gather_share(plan.shard_ranks),
-        ),
-        Load(
-            "gradients, reduce-scatter",
-            "each backward",
-            _rings(plan, plan.shard_groups),
-            part * all_gather_share(plan.shard_ranks),
-        ),
-        Load(
-            "gradients, all-reduce",
-            "each backward",
-            _rings(plan, plan.replica_groups),
-            part / plan.shard_ranks * all_reduce_share(plan.replicas),
-        ),
-        Load("tensor parallel, all-reduce", "each layer", _rings(plan, plan.tensor_groups), None),
-        Load("new weights, relay", "each version", dict(Counter(hop.level for hop in plan.relay)), 1.0),
+        Load("FSDP all-gather", _rings(plan, plan.shard_groups), gather),
+        Load("FSDP reduce-scatter", _rings(plan, plan.shard_groups), gather),
+        Load("gradient all-reduce", _rings(plan, plan.replica_groups), reduce),
+        Load("tensor all-reduce", _rings(plan, plan.tensor_groups), None),
+        Load("weights relay", dict(Counter(hop.level for hop in plan.relay)), 1.0),
     ]
     return [load for load in found if load.links]
 

@@ -15,6 +15,7 @@ from slurm.nodelist import expand
 Level = Literal["island", "node", "supernode", "between_supernodes", "between_pods"]
 """How far apart two cards are: the smallest of these that holds both."""
 LEVELS: tuple[Level, ...] = get_args(Level)
+"""The closest first."""
 Scheduler = Literal["tree", "block", "features", "none"]
 
 
