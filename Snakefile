@@ -1,7 +1,7 @@
 # The pipeline: synth -> sft -> rl -> evaluate, one rule file a stage. `snakemake --cores 2` runs it all.
 import sys
 
-from slurm.attach import end_with_callers
+from slurm.callers import end_with_callers, pass_signals_on
 from workflow.config import load
 from workflow.force import Force
 from workflow.paths import RunPaths
@@ -38,6 +38,7 @@ include: "workflow/rules/evaluate.smk"
 onstart:
     begin(settings)
     end_with_callers()
+    pass_signals_on()
 
 
 onsuccess:

@@ -1,4 +1,4 @@
-"""Wait for an attempt's job: show its log and progress, publish its result, and take Ctrl-C for what it is.
+"""Wait for an attempt's job: show its log and progress, say what happens to it, and take Ctrl-C for what it is.
 
 SIGINT cancels the job. SIGTERM and SIGHUP detach: the job goes on, and the same command finds it again.
 """
@@ -6,94 +6,56 @@ SIGINT cancels the job. SIGTERM and SIGHUP detach: the job goes on, and the same
 import contextlib
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
+from concurrent.futures import Future
 from contextlib import contextmanager
-from enum import Enum
 from types import FrameType
-
-import psutil
 
 from data.progress import read_progress
 from slurm import state
-from slurm.attempt import log_of
+from slurm.attempt import log_of, mark_cancelled
+from slurm.background import in_background
+from slurm.callers import callers_alive
 from slurm.claim import Attached
 from slurm.display import Display
-from slurm.local import is_alive
+from slurm.judge import End, Judge
 from slurm.queue import NoAnswer
+from slurm.restart import went_on, why_again
 from slurm.state import Kind, State
 from slurm.verdict import read_verdict
 
-WATCHED = "QIANKA_CALLERS"
-"""Variable with the process ids of the callers: when one of them is gone, nobody waits for the result."""
 TICK_SECONDS = 0.1
 FASTEST_POLL_SECONDS, SLOWEST_POLL_SECONDS = 0.5, 10.0
-RETURN_SECONDS = 900.0
-"""How long a job that the cluster ended may take to be in the queue again."""
-ENDED_SECONDS = {"local": 1.0, "slurm": 75.0}
-"""How long a job must seem over before it is: states lag behind a requeue, and NFS may show a new file after 60 s."""
-STRAGGLER_SECONDS = {"mistake": 60.0, "node": 60.0, "error": 600.0}
-"""How long the others may go on after a rank has failed on Slurm. An error may be the loss of a node, which Slurm
-notices after its SlurmdTimeout (300 s by default), and then starts the job again."""
-LOCAL_STRAGGLER_SECONDS = 60.0
+SILENT_SECONDS = 15.0
+"""An answer that takes longer is none, as far as a person is concerned."""
 CANCEL_SECONDS = 60.0
 """How long to see a cancelled job out; a second Ctrl-C leaves at once."""
+ONE_CTRL_C_SECONDS = 0.5
+"""Signals of one kind that come closer together are one: the terminal's, and that of the caller who passes it on."""
 LOG_TAIL_BYTES = 4096
 SHOWN_LINES = 15
 
 
-class End(Enum):
-    """How the waiting ended."""
-
-    FINISHED = 0
-    FAILED = 1
-    DETACHED = 75
-    CANCELLED = 130
-    STOPPED = 2
-    """The stage committed its progress and left; a new job resumes it."""
-
-
-def watch_me() -> None:
-    """Have the children of this process notice when it dies."""
-    os.environ[WATCHED] = ",".join(filter(None, [os.environ.get(WATCHED, ""), str(os.getpid())]))
-
-
-def callers_alive() -> Callable[[], bool]:
-    """A check that the callers of this process, of which all live when it starts, do so still."""
-    callers: list[psutil.Process] = []
-    for number in filter(None, os.environ.get(WATCHED, "").split(",")):
-        try:
-            callers.append(psutil.Process(int(number)))
-        except psutil.NoSuchProcess:
-            return lambda: False
-    return lambda: all(is_alive(caller) for caller in callers)
-
-
-def end_with_callers() -> None:
-    """End this process, from a thread, soon after one of its callers has died.
-
-    For Snakemake, which waits for ever for a job whose end it could not print because the terminal is gone as well.
-    """
-    alive = callers_alive()
-
-    def watch() -> None:
-        while alive():
-            time.sleep(1)
-        os._exit(End.DETACHED.value)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
 @contextmanager
 def interrupts_noted() -> Generator[list[int]]:
-    """Collect signals instead of dying of them. From before the submit: a Ctrl-C in between must not miss the job."""
+    """Collect signals instead of dying of them. From before the submit: a Ctrl-C in between must not miss the job.
+
+    A hang-up that whoever started us has us ignore (nohup) stays ignored.
+    """
     noted: list[int] = []
+    last: dict[int, float] = {}
 
     def note(number: int, frame: FrameType | None) -> None:
-        noted.append(number)
+        if time.monotonic() - last.get(number, -ONE_CTRL_C_SECONDS) >= ONE_CTRL_C_SECONDS:
+            noted.append(number)
+        last[number] = time.monotonic()
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    if before[signal.SIGHUP] == signal.SIG_IGN:
+        del before[signal.SIGHUP]
+    for number in before:
+        signal.signal(number, note)
     try:
         yield noted
     finally:
@@ -106,89 +68,88 @@ class Waiter:
 
     def __init__(self, attached: Attached, display: Display, interrupts: list[int]) -> None:
         self.attached = attached
-        self.attempt = attached.folder
+        self.attempt, self.record = attached.folder, attached.record
         self.display = display
+        self.interrupts = interrupts
         self.is_wanted = callers_alive()
+        self.judge = Judge(attached.folder, attached.record, display.say)
         self.log = log_of(attached.folder, attached.record.job_id)
         self.offset: int | None = None if attached.how == "re-attached" else 0
         self.text = ""
-        self.ended_since: float | None = None
-        self.returning_since: float | None = None
-        self.failed_since: float | None = None
-        self.interrupts = interrupts
+        self.reading = read_progress(self.attempt)
+        self.nodes = ""
+        self.ran = 0.0
+        """Unix time at which the job was last seen to run; 0 while it waits for its first start, or for another one."""
+        self.silent_since = ""
+        self.why: Future[str] | None = None
 
     def wait(self) -> End:
         """Until the job has ended or a signal says otherwise. Publishing is the caller's."""
-        poll, next_poll = FASTEST_POLL_SECONDS, 0.0
+        poll, next_poll, asked = FASTEST_POLL_SECONDS, 0.0, 0.0
+        answer: Future[State] | None = None
         while True:
             if self.interrupts:
                 return self._interrupted(self.interrupts[0])
             if not self.is_wanted():
                 return End.DETACHED
-            self.display.progress(read_progress(self.attempt))
-            self._stream()
-            if time.monotonic() >= next_poll:
-                end = self._look()
+            self._show()
+            now = time.monotonic()
+            if answer is None and now >= next_poll:
+                answer, asked = in_background(lambda: state.query(self.attempt.parent, self.record)), now
+            elif answer is not None and answer.done():
+                found, answer = answer.result(), None
+                end = self._look(found)
                 if end is not None:
-                    self._stream()
+                    self._show()
                     return end
-                if self.attached.record.executor == "slurm":
-                    poll = FASTEST_POLL_SECONDS if self.ended_since else min(poll * 1.2, SLOWEST_POLL_SECONDS)
-                next_poll = time.monotonic() + poll
+                if self.record.executor == "slurm":
+                    over = found.kind is Kind.ENDED
+                    poll = FASTEST_POLL_SECONDS if over else min(poll * 1.2, SLOWEST_POLL_SECONDS)
+                next_poll = now + poll
+            elif answer is not None and now - asked > SILENT_SECONDS:
+                self._heard(silent=True)
             time.sleep(TICK_SECONDS)
 
-    def _look(self) -> End | None:
-        """Ask for the job's state, and judge it; None while it may still succeed."""
-        found = state.query(self.attempt.parent, self.attached.record)
-        if found.text != self.text and found.kind is not Kind.FINISHED:
+    def _look(self, found: State) -> End | None:
+        """Say what is new about the job, and judge it; None while it may still succeed."""
+        self._heard(found.silent)
+        if self.record.executor == "slurm":
+            self._follow(found)
+            if found.text != self.text and found.kind is not Kind.FINISHED and found.kind is not Kind.UNKNOWN:
+                self.display.say(f"job {self.record.job_id} {found.text}")
+        if found.kind is not Kind.UNKNOWN:
             self.text = found.text
-            if self.attached.record.executor == "slurm":
-                self.display.say(f"job {self.attached.record.job_id}: {found.text}")
-        now = time.monotonic()
-        self.ended_since = (self.ended_since or now) if found.kind is Kind.ENDED else None
-        if found.kind is Kind.FINISHED:
-            return End.FINISHED
-        if self.ended_since is not None:
-            return self._over() if self._explained() or now - self.ended_since > self._patience() else None
-        if found.kind is Kind.RETURNING:
-            self.returning_since = self.returning_since or now
-            return self._over() if now - self.returning_since > RETURN_SECONDS else None
-        if found.kind is Kind.ACTIVE:
-            self.returning_since = None
-            self._end_stragglers(found)
-        return None
+        return self.judge.look(found)
 
-    def _patience(self) -> float:
-        return ENDED_SECONDS[self.attached.record.executor]
+    def _heard(self, silent: bool) -> None:
+        """Say when Slurm ceases to answer, and when it does again."""
+        if silent and not self.silent_since:
+            self.silent_since = time.strftime("%H:%M:%S")
+            self.display.say(f"Slurm does not answer since {self.silent_since}; the job goes on without it")
+        elif not silent and self.silent_since:
+            self.display.say(f"Slurm answers again, after it did not since {self.silent_since}")
+            self.silent_since = ""
 
-    def _explained(self) -> bool:
-        """Whether a rank has said why there will be no result."""
-        verdict = read_verdict(self.attempt)
-        return verdict is not None and verdict.why != "stopped"
+    def _follow(self, found: State) -> None:
+        """Ask why, when a job that ran has to start again."""
+        if found.is_running and found.said:
+            self.nodes, self.ran = found.said.nodes or self.nodes, time.time()
+        elif (
+            self.ran and (found.word in ("PENDING", "REQUEUED") or found.kind is Kind.RETURNING) and self.record.job_id
+        ):
+            job_id, nodes, ran, verdict = self.record.job_id, self.nodes, self.ran, read_verdict(self.attempt)
+            self.why, self.ran = in_background(lambda: why_again(job_id, nodes, ran, verdict)), 0.0
 
-    def _over(self) -> End:
-        verdict = read_verdict(self.attempt)
-        stopped = verdict is not None and verdict.why == "stopped"
-        # Somebody cancelled the job, and does not want another one for it.
-        return End.STOPPED if stopped and not self.text.startswith("CANCELLED") else End.FAILED
-
-    def _end_stragglers(self, found: State) -> None:
-        """When a rank has failed and the others do not notice, free their nodes.
-
-        A job that waits for its next start, after the loss of a node for example, still has the verdicts of the last.
-        """
-        verdict = read_verdict(self.attempt)
-        if verdict is None or verdict.why == "stopped" or not found.text.lower().startswith("running"):
-            self.failed_since = None
-            return
-        self.failed_since = self.failed_since or time.monotonic()
-        on_slurm = self.attached.record.executor == "slurm"
-        patience = STRAGGLER_SECONDS[verdict.why] if on_slurm else LOCAL_STRAGGLER_SECONDS
-        if time.monotonic() - self.failed_since > patience:
-            self.display.say(f"rank {verdict.rank} has failed and others go on: ending the job")
-            with contextlib.suppress(NoAnswer):  # and then once more
-                state.cancel(self.attempt.parent, self.attached.record)
-            self.failed_since = time.monotonic()
+    def _show(self) -> None:
+        """The log, how far the job is, and what is known by now of why it starts again."""
+        if self.why is not None and self.why.done():
+            self.display.say(f"job {self.record.job_id} {self.why.result()}")
+            self.why = None
+        before, self.reading = self.reading, read_progress(self.attempt) or self.reading
+        if before and self.reading and before["started"] != self.reading["started"]:
+            self.display.say(went_on(before, self.reading))
+        self.display.progress(self.reading)
+        self._stream()
 
     def _stream(self) -> None:
         """Show what the job's log has got since the last look, which starts at the end of a log that others saw."""
@@ -206,19 +167,25 @@ class Waiter:
 
     def _interrupted(self, number: int) -> End:
         """Act before a word is said: the terminal may be gone."""
-        record = self.attached.record
+        job_id = self.record.job_id
         if number != signal.SIGINT:
-            self.display.say(f"detached; job {record.job_id} goes on, and the same command finds it again")
+            self.display.say(f"detached; job {job_id} goes on, and the same command finds it again")
             return End.DETACHED
-        try:
-            state.cancel(self.attempt.parent, record, lambda: len(self.interrupts) > 1)
-        except NoAnswer as error:
-            self.display.say(f"could not cancel job {record.job_id}, which may still run: {error}")
-            return End.CANCELLED
-        self.display.say(f"cancelled job {record.job_id}; the same command resumes from its last checkpoint")
+        with contextlib.suppress(OSError):  # a full disk
+            mark_cancelled(self.attempt, job_id)
         end = time.monotonic() + CANCEL_SECONDS
+        while True:
+            try:
+                state.cancel(self.attempt.parent, self.record, lambda: len(self.interrupts) > 1)
+                break
+            except NoAnswer as error:
+                if len(self.interrupts) > 1 or time.monotonic() > end:
+                    self.display.say(f"could not cancel job {job_id}, which may still run: {error}")
+                    return End.CANCELLED
+                time.sleep(FASTEST_POLL_SECONDS)
+        self.display.say(f"cancelled job {job_id}; the same command resumes from its last checkpoint")
         while len(self.interrupts) < 2 and time.monotonic() < end:
-            if state.query(self.attempt.parent, record).kind in (Kind.ENDED, Kind.FINISHED):
+            if state.query(self.attempt.parent, self.record).kind in (Kind.ENDED, Kind.FINISHED):
                 break
             time.sleep(FASTEST_POLL_SECONDS)
         return End.CANCELLED
@@ -231,7 +198,7 @@ def failure(attached: Attached, last: str) -> str:
     """
     attempt, record = attached.folder, attached.record
     verdict, log = read_verdict(attempt), log_of(attempt, record.job_id)
-    lines = [f"failed: job {record.job_id} ended without a result ({last})"]
+    lines = [f"failed: job {record.job_id} gave no result: it {last}"]
     if verdict and verdict.why == "mistake":
         return f"failed: {verdict.message}"
     if verdict:

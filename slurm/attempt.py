@@ -1,6 +1,7 @@
 """An attempt folder: what is asked for, and what the job finds there when it starts."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -117,17 +118,27 @@ def read_job_file(attempt: Path) -> JobFile:
         raise ValueError(f"{attempt / JOB} is damaged; remove it, and the stage writes it anew: {error}") from error
 
 
-def publish(request: Request, attempt: Path) -> None:
-    """Copy the finished attempt's manifest to the stage folder, after the other files that are shown beside it.
+def mark_cancelled(attempt: Path, job_id: str | None) -> None:
+    """Note that a person has cancelled the job: whoever waits for it must not submit another one in its place."""
+    (attempt / LOGS / f"{job_id}.cancelled").touch()
 
-    A script of sbatch and a command that waits for its job may both do it at the same moment, so one at a time.
+
+def is_cancelled(attempt: Path, job_id: str | None) -> bool:
+    """Whether a person has cancelled the job through Qianka."""
+    return (attempt / LOGS / f"{job_id}.cancelled").exists()
+
+
+def publish(folder: Path, attempt: Path, shown: Mapping[str, Path]) -> None:
+    """Copy the finished attempt's manifest to the stage folder, after the files that are `shown` elsewhere.
+
+    A script of sbatch and commands that wait for its job may do it at the same moment, so one at a time.
     Raises ValueError when the manifest names a file that is not there.
     """
     Result(attempt / NAME)
-    with record_lock(request.folder):
-        for name, place in request.publish.items():
+    with record_lock(folder):
+        for name, place in shown.items():
             _copy(attempt / name, place)
-        _copy(attempt / NAME, request.folder / NAME)
+        _copy(attempt / NAME, folder / NAME)
 
 
 def _copy(source: Path, place: Path) -> None:

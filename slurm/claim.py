@@ -3,13 +3,14 @@
 import os
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from checkpoints.manifest import digest
 from slurm import local, queue, submit
-from slurm.attempt import LOGS, Request, open_attempt
+from slurm.attempt import LOGS, Request, is_cancelled, mark_cancelled, open_attempt
 from slurm.record import FILE as RECORD
 from slurm.record import Record, attempts, is_finished, read_record, record_lock, write_record
 from slurm.state import Kind, cancel, query
@@ -31,13 +32,23 @@ class Attached:
     how: How
 
 
-def submit_or_attach(request: Request) -> Attached:
+class Withdrawn(Exception):
+    """A person has cancelled the job while another one was about to take its place."""
+
+
+def submit_or_attach(request: Request, after: Attached | None = None, interrupts: Sequence[int] = ()) -> Attached:
     """Make sure that one job, and only one, works on what is asked for, whatever was killed before.
 
-    Raises ValueError when an input is missing, and NoAnswer when Slurm must be asked first and does not answer.
+    `after` is the job of the caller that has just ended, and that a new one is to follow. `interrupts` are signals,
+    which end the wait for a slow submit.
+
+    Raises ValueError when an input is missing, NoAnswer when Slurm must be asked first and does not answer, QueueFull
+    when Slurm takes no job at the moment, SubmitError when it takes none like this, and Withdrawn.
     """
     folder, fingerprint = request.folder, request.fingerprint()
     with record_lock(folder):
+        if after and is_cancelled(after.folder, after.record.job_id):
+            raise Withdrawn(f"job {after.record.job_id} was cancelled")
         earlier, number = _under_way(folder, fingerprint)
         attempt = folder / f"{fingerprint}-{number}"
         if earlier and query(folder, earlier).kind not in (Kind.ENDED, Kind.FINISHED):
@@ -52,7 +63,7 @@ def submit_or_attach(request: Request) -> Attached:
         open_attempt(request, attempt, submit.local_cpus(request))
         clear_verdicts(attempt)
         write_record(folder, record)
-        submit.in_own_session(lambda: _submit(request, attempt, record), attempt / LOGS / "submit.log")
+        submit.in_own_session(lambda: _submit(request, attempt, record), attempt / LOGS / "submit.log", interrupts)
     submitted = read_record(folder)
     assert submitted and submitted.job_id, "the submit has noted its job"
     return Attached(submitted, attempt, "resumed" if resumed else "submitted")
@@ -83,6 +94,25 @@ def take_over(request: Request, job_id: str | None) -> Attached:
         record = _intend(request, fingerprint, number).model_copy(update=ours)
         write_record(folder, record)
     return Attached(record, attempt, "resumed" if resumed else "submitted")
+
+
+def withdraw(folder: Path) -> str | None:
+    """End the job of a stage folder as a person's wish, and return its id; None when there is none.
+
+    Whoever waits for it submits no other one. Raises NoAnswer when Slurm could not be asked.
+    """
+    with record_lock(folder):
+        record = read_record(folder)
+        if record is None or record.accepted:
+            return None
+        found = _find_job(folder / record.attempt, record)
+        if found != record:
+            write_record(folder, found)
+        if found.job_id is None or query(folder, found).kind in (Kind.ENDED, Kind.FINISHED):
+            return None
+        mark_cancelled(folder / found.attempt, found.job_id)
+        cancel(folder, found)
+    return found.job_id
 
 
 def _under_way(folder: Path, fingerprint: str) -> tuple[Record | None, int]:

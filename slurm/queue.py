@@ -44,7 +44,8 @@ PERMANENT = re.compile(
 
 def submit_error(said: str) -> SubmitError:
     """The error for what sbatch said: one that passes, or one that stays."""
-    passes = FULL.search(said) and not PERMANENT.search(said)
+    words = said.partition("\nthis run avoids nodes")[0]
+    passes = FULL.search(words) and not PERMANENT.search(said)
     return QueueFull(said) if passes else SubmitError(said)
 
 
@@ -55,6 +56,8 @@ class Said:
     state: str
     reason: str = ""
     nodes: str = ""
+    by: str = ""
+    """squeue or sacct."""
 
     @property
     def word(self) -> str:
@@ -72,7 +75,7 @@ def is_here() -> bool:
     if os.environ.get("SLURM_CONF") or Path("/etc/slurm/slurm.conf").exists():
         return True
     try:
-        return bool(_ask("scontrol", "show", "config"))  # a cluster that hands out its configuration
+        return bool(ask("scontrol", "show", "config"))  # a cluster that hands out its configuration
     except NoAnswer:
         return False
 
@@ -86,35 +89,42 @@ def choose_executor(config: SlurmConfig) -> Executor:
 
 def squeue(job_id: str) -> Said | None:
     """State of a job that slurmctld knows; None when it knows none of this id. Raises NoAnswer."""
-    lines = _ask("squeue", "--noheader", "--states=all", f"--jobs={job_id}", "--format=%T|%r|%N")
+    lines = ask("squeue", "--noheader", "--states=all", f"--jobs={job_id}", "--format=%T|%r|%N")
     if not lines:
         return None
     state, reason, nodes = (part.strip() for part in f"{lines[0]}||".split("|")[:3])
-    return Said(state, "" if reason == "None" else reason, nodes)
+    return Said(state, "" if reason == "None" else reason, nodes, "squeue")
 
 
 def sacct(job_id: str) -> Said | None:
     """Last state of a job in the accounting; None when it has none of this id. Raises NoAnswer."""
-    lines = _ask("sacct", "--noheader", "--allocations", "--parsable2", f"--jobs={job_id}", "--format=State,ExitCode")
+    lines = ask("sacct", "--noheader", "--allocations", "--parsable2", f"--jobs={job_id}", "--format=State,ExitCode")
     if not lines:
         return None
     state, _, code = lines[-1].partition("|")
-    return Said(state.strip(), f"exit code {code}" if code.strip() not in ("", "0:0") else "")
+    return Said(state.strip(), f"exit code {code}" if code.strip() not in ("", "0:0") else "", by="sacct")
 
 
-def last_start(job_id: str) -> Said | None:
-    """How the accounting says that the start before the present one ended; None without one. Raises NoAnswer."""
-    columns = ("--noheader", "--allocations", "--parsable2", "--duplicates", "--format=State,NodeList")
-    lines = _ask("sacct", *columns, f"--jobs={job_id}")
-    ended = [line.partition("|") for line in lines if line.split("|")[0] not in ("PENDING", "RUNNING")]
-    return Said(ended[-1][0].strip(), nodes=ended[-1][2].strip()) if ended else None
+def last_start(job_id: str, since: float) -> Said | None:
+    """How the start of a job ended that the accounting saw end last, after the Unix time `since`. Raises NoAnswer."""
+    columns = ("--noheader", "--allocations", "--parsable2", "--duplicates", "--format=End,State,NodeList")
+    found: list[tuple[str, Said]] = []
+    for line in ask("sacct", *columns, f"--jobs={job_id}"):
+        end, state, nodes = line.split("|")[:3]
+        if end >= _slurm_time(since) and end != "Unknown":
+            found.append((end, Said(state, nodes=nodes)))
+    return max(found, key=lambda entry: entry[0])[1] if found else None
+
+
+def _slurm_time(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(seconds))
 
 
 def broken_nodes(nodes: str) -> dict[str, str]:
     """Those of `nodes` that cannot run a job, and what Slurm calls their state. Raises NoAnswer."""
-    lines = _ask("sinfo", "--noheader", "--Node", f"--nodes={nodes}", "--format=%n|%t")
-    found = dict(line.strip().partition("|")[::2] for line in lines)
-    return {node: state for node, state in found.items() if state.endswith("*") or state.startswith(BROKEN)}
+    lines = ask("sinfo", "--noheader", "--Node", f"--nodes={nodes}", "--format=%n|%t")
+    found = [line.strip().partition("|") for line in lines]
+    return {node: state for node, _, state in found if state.endswith("*") or state.startswith(BROKEN)}
 
 
 def find_by_name(name: str, since: float) -> str | None:
@@ -123,12 +133,11 @@ def find_by_name(name: str, since: float) -> str | None:
     Raises NoAnswer when squeue does not answer. Where there is no accounting, a job that squeue has forgotten is lost
     to this search; what it made is found on disk.
     """
-    lines = _ask("squeue", "--noheader", "--states=all", f"--name={name}", "--format=%A")
+    lines = ask("squeue", "--noheader", "--states=all", f"--name={name}", "--format=%A")
     if not lines:
-        start = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(since - 60))
         columns = ("--noheader", "--allocations", "--parsable2", "--format=JobIDRaw")
         try:
-            lines = _ask("sacct", *columns, f"--name={name}", f"--starttime={start}")
+            lines = ask("sacct", *columns, f"--name={name}", f"--starttime={_slurm_time(since - 60)}")
         except NoAnswer:
             return None
     return str(max(int(line) for line in lines)) if lines else None
@@ -136,13 +145,13 @@ def find_by_name(name: str, since: float) -> str | None:
 
 def scancel(job_id: str) -> None:
     """Ask Slurm to end a job. Raises NoAnswer when it could not be asked."""
-    _ask("scancel", job_id)
+    ask("scancel", job_id)
 
 
-def _ask(*command: str) -> list[str]:
-    """Lines of a command's answer; none when Slurm says that there is no such job."""
+def ask(*command: str, seconds: float = TIMEOUT_SECONDS) -> list[str]:
+    """Lines of a command's answer; none when Slurm says that there is no such job. Raises NoAnswer."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
     except (FileNotFoundError, subprocess.TimeoutExpired) as error:
         raise NoAnswer(f"{command[0]}: {error}") from error
     if done.returncode != 0:

@@ -38,6 +38,8 @@ class State:
     text: str
     said: Said | None = None
     """Slurm's own words."""
+    silent: bool = False
+    """squeue did not answer."""
 
     @property
     def word(self) -> str:
@@ -97,19 +99,19 @@ def slurm_state(record: Record) -> State:
     try:
         said = queue.sacct(record.job_id)
         if said and (queued is None or said.word == queued.word):
-            return classify(said)
+            return classify(said, silent=not absent)
     except NoAnswer as error:
         trouble = trouble if absent else f"{trouble}; {error}"
     if queued:
         return classify(queued)
-    return State(Kind.ENDED if absent else Kind.UNKNOWN, trouble)
+    return State(Kind.ENDED if absent else Kind.UNKNOWN, trouble, silent=not absent)
 
 
-def classify(said: Said) -> State:
+def classify(said: Said, silent: bool = False) -> State:
     """What Slurm's word for a state means to someone who waits."""
     text = state_words(said.state, said.reason, said.nodes)
     kind = Kind.ACTIVE if said.word in ACTIVE else Kind.RETURNING if said.word in RETURNING else Kind.ENDED
-    return State(kind, text, said)
+    return State(kind, text, said, silent)
 
 
 def cancel(folder: Path, record: Record, hurry: Callable[[], bool] = lambda: False) -> None:

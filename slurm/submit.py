@@ -1,7 +1,10 @@
 """Start a stage's job through submitit, on Slurm or on this machine. The only file that imports submitit."""
 
+import contextlib
 import os
-from collections.abc import Callable, Generator
+import select
+import signal
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ from submitit.helpers import clean_env
 
 from slurm.attempt import LOGS, Request
 from slurm.job import run_stage
-from slurm.queue import submit_error
+from slurm.queue import QueueFull, submit_error
 
 KEPT = ("SLURM_CONF", "SBATCH_ACCOUNT", "SBATCH_PARTITION", "SBATCH_QOS", "SBATCH_RESERVATION")
 """What a user or a site sets for every submit; all else of Slurm's in the environment belongs to the job we are in."""
@@ -106,11 +109,14 @@ def _environment(settings: dict[str, str]) -> Generator[None]:
         yield
 
 
-def in_own_session(submit: Callable[[], None], log: Path) -> None:
+def in_own_session(submit: Callable[[], None], log: Path, interrupts: Sequence[int] = ()) -> None:
     """Run `submit` in a child with a session of its own, which says what it has to say in `log`.
 
     The job is then out of reach of the terminal's Ctrl-C and hang-up, and a kill of this process does not stop a
-    submit half-way: the child goes on, still under the lock that it has inherited, until the job is noted.
+    submit half-way: the child goes on, still under the lock that it has inherited, until the job is noted. sbatch
+    itself may wait for minutes, so a signal in `interrupts` ends the wait, and a Ctrl-C the child as well.
+
+    Raises SubmitError, and QueueFull when it may pass or when nobody knows whether the job was submitted.
     """
     reader, writer = os.pipe()
     child = os.fork()
@@ -126,6 +132,12 @@ def in_own_session(submit: Callable[[], None], log: Path) -> None:
             os._exit(0)
     os.close(writer)
     with os.fdopen(reader, errors="replace") as stream:
+        while not select.select([stream], [], [], 0.1)[0]:
+            if interrupts:
+                if interrupts[0] == signal.SIGINT:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(child, signal.SIGKILL)
+                raise QueueFull("the submit was interrupted")
         trouble = stream.read()
     os.waitpid(child, 0)
     if trouble:

@@ -78,8 +78,10 @@ HOPELESS = {
 }
 """Reasons that no waiting changes, and the way out."""
 
-HELD = ("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD", "JobHeldAdmin", "JobHoldMaxRequeue")
-HELD += ("job_requeued_in_held_state", "launch_failed_requeued_held", "BadConstraints", "PartitionNodeLimit")
+HELD = {
+    *("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD", "JobHeldAdmin", "JobHoldMaxRequeue", "BadConstraints"),
+    *("job_requeued_in_held_state", "launch_failed_requeued_held", "PartitionNodeLimit"),
+}
 """States and reasons that end only when a person acts: waited for, but within a bound."""
 
 UNTIL_IT_ENDS = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED")
@@ -119,7 +121,7 @@ def way_out(reason: str) -> str | None:
 
 def is_held(state: str, reason: str) -> bool:
     """Whether only a person can let the job go on."""
-    return bool({state.split()[0].rstrip("+"), reason.partition(",")[0].strip("() ")} & set(HELD))
+    return bool({state.split()[0].rstrip("+"), reason.partition(",")[0].strip("() ")} & HELD)
 
 
 def _user(number: str) -> str:

@@ -17,7 +17,6 @@ from workflow.paths import RunPaths
 def make_request(run: RunConfig, stage: str, cpus: int | None = None) -> Request:
     """The request for one stage of a run; `cpus` is how many cores of this machine a local job may use."""
     paths = RunPaths(run.name)
-    shown = {"report.json": paths.report, "dashboard.html": paths.dashboard} if stage == "evaluate" else {}
     return Request(
         run=run.name,
         stage=stage,
@@ -28,8 +27,14 @@ def make_request(run: RunConfig, stage: str, cpus: int | None = None) -> Request
         files=file_digests(run.stage_json(stage)),
         slurm=run.slurm,
         cpus=cpus or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cpus or os.cpu_count() or 1,
-        publish={name: place.resolve() for name, place in shown.items()},
+        publish=shown(paths, stage),
     )
+
+
+def shown(paths: RunPaths, stage: str) -> dict[str, Path]:
+    """Files of a stage's result that are copied to where a person looks for them: name, place."""
+    places = {"report.json": paths.report, "dashboard.html": paths.dashboard} if stage == "evaluate" else {}
+    return {name: place.resolve() for name, place in places.items()}
 
 
 def triggers(run: RunConfig, stage: str) -> list[str]:

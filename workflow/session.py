@@ -4,7 +4,7 @@ import json
 import os
 
 from checkpoints.manifest import write_json
-from slurm.attach import watch_me
+from slurm.callers import watch_me
 from slurm.lock import hold, let_go
 from slurm.record import accept
 from workflow.config import INPUTS, RunConfig

@@ -1,21 +1,29 @@
 """One stage of a run: make sure that its job exists, wait for it, publish its result."""
 
 import os
+import signal
+import time
 from pathlib import Path
 
-from slurm.attach import WATCHED, End, Waiter, failure, interrupts_noted
+from data.progress import read_progress
+from slurm.attach import Waiter, failure, interrupts_noted
 from slurm.attempt import Request, publish
-from slurm.claim import Attached, submit_or_attach, take_over
+from slurm.callers import WATCHED, callers_alive
+from slurm.claim import Attached, Withdrawn, submit_or_attach, take_over, withdraw
 from slurm.display import Display
+from slurm.judge import End
+from slurm.queue import NoAnswer, QueueFull
 from slurm.record import accept, is_finished, read_record
 from workflow.config import RunConfig
 from workflow.paths import RunPaths
 from workflow.request import make_request
 from workflow.session import begin
 
-MAX_JOBS = 50
-"""New jobs for one attempt after the stage stopped in good order and Slurm could not requeue it."""
-EXIT_CODES = {End.FINISHED: 0, End.FAILED: 1, End.STOPPED: 1, End.DETACHED: 75, End.CANCELLED: 130}
+MAX_TRIES = 5
+"""Jobs in a row for one attempt of which none committed a step."""
+RETRY_SECONDS = 10.0
+"""Until Slurm is asked again to take a job. One that a failed submit made all the same is in the queue by then."""
+EXIT_CODES = {End.FINISHED: 0, End.FAILED: 1, End.AGAIN: 1, End.DETACHED: 75, End.CANCELLED: 130}
 
 
 def run_stage(run: RunConfig, stage: str, cores: int | None, log: Path | None) -> int:
@@ -33,27 +41,77 @@ def run_stage(run: RunConfig, stage: str, cores: int | None, log: Path | None) -
 
 
 def _wait(request: Request, display: Display, interrupts: list[int]) -> End:
-    """One job after the other, as long as each stops in good order and leaves the rest to the next."""
-    for _ in range(MAX_JOBS):
-        attached = submit_or_attach(request)
+    """One job after the other, as long as each leaves to the next what it could not do, and some get on."""
+    attached, tries, point = None, 0, None
+    while True:
+        attached = _submit(request, display, interrupts, attached)
+        if isinstance(attached, End):
+            return attached
         accept_inputs(request)
-        display.say(_found(attached))
+        display.say(found(attached))
         waiter = Waiter(attached, display, interrupts)
         end = waiter.wait()
         if end is End.FINISHED:
-            publish(request, attached.folder)
+            publish(request.folder, attached.folder, request.publish)
             display.say(f"published {attached.folder.name}")
         elif end is End.FAILED:
             display.say(failure(attached, waiter.text))
-        elif end is End.STOPPED and attached.record.executor == "local":
-            display.say("stopped after committing its progress; the same command resumes it")
-        if end is not End.STOPPED or attached.record.executor == "local":
+        if end is not End.AGAIN:
             return end
-    display.say(f"stopped {MAX_JOBS} times without finishing; see why before you run it again")
-    return End.STOPPED
+        if attached.record.executor == "local":
+            display.say("stopped after committing its progress; the same command resumes it")
+            return end
+        tries, point = (tries + 1 if point == resumed_at(attached.folder) else 1), resumed_at(attached.folder)
+        if tries >= MAX_TRIES:
+            display.say(f"{tries} jobs in a row ended without a committed step; see why before you run it again")
+            display.say(failure(attached, waiter.text))
+            return End.FAILED
 
 
-def _found(attached: Attached) -> str:
+def resumed_at(attempt: Path) -> object:
+    """The step from which the last start of an attempt went on, which is one that was committed."""
+    reading = read_progress(attempt)
+    return reading["first"] if reading else None
+
+
+def _submit(request: Request, display: Display, interrupts: list[int], after: Attached | None) -> Attached | End:
+    """The stage's job, as soon as Slurm takes it; or the end of the wait for that."""
+    is_wanted, said = callers_alive(), ""
+    while True:
+        try:
+            return submit_or_attach(request, after, interrupts)
+        except Withdrawn as error:
+            display.say(f"{error}; no other one is submitted, and the same command resumes")
+            return End.FAILED
+        except (QueueFull, NoAnswer) as error:
+            if str(error) != said and not interrupts:
+                said = str(error)
+                display.say(f"Slurm takes no job now, so it is asked again every {RETRY_SECONDS:.0f} s: {said}")
+        again = time.monotonic() + RETRY_SECONDS
+        while time.monotonic() < again and not interrupts:
+            if not is_wanted():
+                return End.DETACHED
+            time.sleep(0.1)
+        if interrupts:
+            return _give_up(request, display, interrupts[0])
+
+
+def _give_up(request: Request, display: Display, number: int) -> End:
+    """Leave before Slurm has said that it took the job, which it may have done all the same."""
+    if number != signal.SIGINT:
+        display.say("detached; the same command finds the job, or submits it")
+        return End.DETACHED
+    try:
+        job_id = withdraw(request.folder)
+    except NoAnswer as error:
+        display.say(f"nobody can tell whether a job was submitted: {error}")
+        return End.CANCELLED
+    display.say(f"cancelled job {job_id}" if job_id else "no job was submitted")
+    return End.CANCELLED
+
+
+def found(attached: Attached) -> str:
+    """How the job was come by, in a line."""
     kind = "Slurm job" if attached.record.executor == "slurm" else "process"
     job = f", {kind} {attached.record.job_id}" if attached.record.job_id else ""
     return f"{attached.how}: {attached.folder.name}{job}"
@@ -80,5 +138,5 @@ def publish_stage(run: RunConfig, stage: str) -> None:
     record = read_record(request.folder)
     if record is None or not is_finished(request.folder / record.attempt):
         raise ValueError(f"{request.folder}: the stage has no finished attempt; see the job's log")
-    publish(request, request.folder / record.attempt)
+    publish(request.folder, request.folder / record.attempt, request.publish)
     accept(request.folder)

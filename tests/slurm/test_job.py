@@ -103,7 +103,7 @@ def test_two_that_publish_at_once_do_it_one_after_the_other(request_for, monkeyp
 
     monkeypatch.setattr(attempt_folder, "_copy", alone)
     with ThreadPoolExecutor(2) as pool:
-        for done in [pool.submit(attempt_folder.publish, request, folder) for _ in range(2)]:
+        for done in [pool.submit(attempt_folder.publish, request.folder, folder, request.publish) for _ in range(2)]:
             done.result()
     assert (request.folder / NAME).exists()
 

@@ -11,10 +11,11 @@ import pytest
 
 from checkpoints.manifest import NAME
 from slurm import local, submit
-from slurm.attach import ENDED_SECONDS, End, Waiter, failure
+from slurm.attach import Waiter, failure
 from slurm.claim import submit_or_attach, take_over
 from slurm.config import ResourcesConfig, SlurmConfig
 from slurm.display import Display
+from slurm.judge import ENDED_SECONDS, End
 from slurm.queue import NoAnswer, SubmitError
 from slurm.record import accept, read_record, write_record
 
@@ -48,7 +49,7 @@ def test_a_stage_is_submitted_and_waited_for(request_for, jobs, wait_for, tmp_pa
     assert wait_for(attached) is End.FINISHED
     assert len(jobs()) == 1
     assert (attached.folder / "log").stat().st_mode & 0o777 == 0o700
-    assert f"job {attached.record.job_id}: " in (tmp_path / "terminal.log").read_text()
+    assert f"job {attached.record.job_id} runs" in (tmp_path / "terminal.log").read_text()
 
 
 def test_two_ranks_make_one_result(request_for, jobs, wait_for):
@@ -120,7 +121,7 @@ def test_a_job_that_the_cluster_starts_again_is_waited_for(request_for, jobs, kn
 
 
 def test_a_lost_job_is_given_up_after_a_while(request_for, jobs, knob, wait_for, fake_slurm, monkeypatch):
-    monkeypatch.setattr("slurm.attach.RETURN_SECONDS", 1.0)
+    monkeypatch.setattr("slurm.judge.FINAL_SECONDS", 1.0)
     knob("held")
     attached = submit_or_attach(request_for(slurm=ON_SLURM))
     fake_slurm.save({**jobs()[0], "state": "NODE_FAIL"})
@@ -225,7 +226,7 @@ def test_a_job_whose_submitter_was_killed_inside_submitit_runs_all_the_same(
 
 
 def test_ranks_that_go_on_after_one_has_failed_are_ended(request_for, jobs, knob, wait_for, fake_slurm, monkeypatch):
-    monkeypatch.setattr("slurm.attach.STRAGGLER_SECONDS", {"mistake": 0.5, "error": 0.5})
+    monkeypatch.setattr("slurm.judge.STRAGGLER_SECONDS", {"mistake": 0.5, "error": 0.5})
     knob("held")
     attached = submit_or_attach(request_for(slurm=ON_SLURM))
     fake_slurm.save({**jobs()[0], "state": "RUNNING"})
@@ -239,7 +240,7 @@ def test_ranks_that_go_on_after_one_has_failed_are_ended(request_for, jobs, knob
 def test_a_job_that_waits_for_its_next_start_is_not_ended_for_what_the_last_one_said(
     request_for, jobs, knob, wait_for, fake_slurm, monkeypatch
 ):
-    monkeypatch.setattr("slurm.attach.STRAGGLER_SECONDS", {"mistake": 0.3, "error": 0.3})
+    monkeypatch.setattr("slurm.judge.STRAGGLER_SECONDS", {"mistake": 0.3, "error": 0.3})
     held = knob("held")
     attached = submit_or_attach(request_for(slurm=ON_SLURM))
     why = {"why": "error", "message": "peer gone", "rank": 0, "node": "mx1", "job_id": "1", "time": 1, "traceback": ""}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from checkpoints.manifest import commit_manifest
-from slurm.attach import WATCHED
+from slurm.callers import WATCHED
 from slurm.attempt import publish
 from slurm.claim import take_over
 from slurm.record import accept, read_record, write_record
@@ -53,7 +53,7 @@ def finish_stages(arguments: list[str], *stages: str) -> None:
         for name in request.publish:
             (attempt / name).write_text("{}")
         commit_manifest(attempt, [attempt / name for name in request.publish], {"score": 0.5})
-        publish(request, attempt)
+        publish(request.folder, attempt, request.publish)
         accept(request.folder)
 
 

@@ -1,0 +1,58 @@
+"""Why Slurm starts a job again, and what that has cost."""
+
+import time
+
+from slurm import queue
+from slurm.display import Reading
+from slurm.queue import NoAnswer, Said
+from slurm.verdict import Verdict
+
+TRIES, TRY_SECONDS = 6, 0.7
+"""The accounting is a little behind the queue."""
+SKEW_SECONDS = 60.0
+"""Between the clocks of this machine and of Slurm's."""
+
+
+def why_again(job_id: str, nodes: str, since: float, verdict: Verdict | None) -> str:
+    """One line on why the job that ran on `nodes` at the Unix time `since` has to start again."""
+    broken = _broken(nodes)
+    said = None
+    for _ in range(TRIES):
+        said = _last_start(job_id, since)
+        if said is not None:
+            break
+        time.sleep(TRY_SECONDS)
+    broken = broken or _broken(nodes)
+    named = ", ".join(f"{node} ({state})" for node, state in broken.items())
+    if said and said.word == "PREEMPTED":
+        return "was preempted by a job of higher priority; Slurm starts it again"
+    if named:
+        return f"lost a node, which failed or does not answer: {named}; Slurm starts the job again elsewhere"
+    if said and said.word == "NODE_FAIL":
+        return f"lost one of its nodes {nodes}, which has failed; Slurm starts the job again"
+    if verdict and verdict.why == "stopped":
+        return f"was requeued, and committed first ({verdict.message}); Slurm starts it again"
+    if said and said.word == "REQUEUED":
+        return "was requeued; Slurm starts it again"
+    return "was ended by the cluster, which starts it again"
+
+
+def went_on(before: Reading, now: Reading) -> str:
+    """From where a new start went on, and how many steps it has to do again, as far as the last one told."""
+    unit = now["unit"]
+    lost = max(0, int(before["done"]) - int(now["first"])) if before["unit"] == unit else 0
+    return f"goes on from {now['first']} of {now['total']} {unit}; {lost} {unit} are done again"
+
+
+def _broken(nodes: str) -> dict[str, str]:
+    try:
+        return queue.broken_nodes(nodes) if nodes else {}
+    except NoAnswer:
+        return {}
+
+
+def _last_start(job_id: str, since: float) -> Said | None:
+    try:
+        return queue.last_start(job_id, since - SKEW_SECONDS)
+    except NoAnswer:
+        return None
