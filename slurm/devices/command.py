@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,7 +49,8 @@ def ask(tool: Path, *arguments: str, seconds: float = SECONDS) -> Answer:
 
 def _end(process: subprocess.Popen[bytes]) -> str:
     """Kill the tool's session. One that waits inside the kernel cannot be ended, and is left."""
-    os.killpg(process.pid, signal.SIGKILL)
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
     try:
         process.communicate(timeout=2)
     except subprocess.TimeoutExpired:

@@ -6,7 +6,9 @@ from typing import Literal
 
 Kind = Literal["metax", "nvidia", "cpu", "unknown"]
 AVAILABLE = "available"
-BAD_STATE = re.compile(r"unavail|not\s*avail|fault|error|\berr\b|lost|fail|fell|fallen|abnormal|offline", re.IGNORECASE)
+BAD_STATE = re.compile(
+    r"unavail|not\s*avail|fault|error|\berr\b|lost|fail|fell|fallen|abnormal|offline|reset", re.IGNORECASE
+)
 """In a card's state these words say that it cannot be used. Any other word but `available` says nothing to us."""
 
 
