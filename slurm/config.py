@@ -1,29 +1,39 @@
 """How a stage's job is asked for and watched. Nothing here changes a result, so it is no part of a fingerprint."""
 
-from typing import Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
 
 from data.section import Section
+from slurm.options import HIDE, SECRET, Value, check_additional, check_setup, one_line
+
+Text = Annotated[str, AfterValidator(one_line)]
 
 
 class SbatchConfig(Section):
     """Options that sbatch gets as they are. Those of a stage win over those of the site."""
 
-    account: str | None = None
-    partition: str | None = None
-    qos: str | None = None
-    reservation: str | None = None
-    constraint: str | None = None
+    account: Text | None = None
+    partition: Text | None = None
+    qos: Text | None = None
+    reservation: Text | None = None
+    constraint: Text | None = None
     """Node features, in sbatch's syntax."""
-    dependency: str | None = None
+    dependency: Text | None = None
     """For example afterok:1234."""
-    comment: str | None = None
+    comment: Text | None = None
     """Everyone on the cluster can read it."""
-    mail_user: str | None = None
-    mail_type: str | None = None
-    additional: dict[str, str | int | bool] = Field(default_factory=dict)
-    """More sbatch options by their long names, for example {"licenses": "x:1"}."""
+    mail_user: Text | None = None
+    mail_type: Text | None = None
+    additional: Annotated[dict[str, Value], AfterValidator(check_additional)] = Field(default_factory=dict)
+    """More sbatch options by their long names, for example {"licenses": "x:1"}. true gives one without a value, false
+    takes one of the site away."""
+
+    def given(self) -> dict[str, tuple[str, Value]]:
+        """By sbatch's long name: the key in this section, and the value."""
+        named = {name: getattr(self, name) for name in SbatchConfig.model_fields if name != "additional"}
+        options = {name.replace("_", "-"): (name, value) for name, value in named.items() if value is not None}
+        return options | {name: (f"additional.{name}", value) for name, value in self.additional.items()}
 
 
 class ResourcesConfig(SbatchConfig):
@@ -76,7 +86,7 @@ class SlurmConfig(SbatchConfig):
     """Network interface for gloo and nccl (mccl) between nodes; None lets them resolve the host name."""
     topology: str = ""
     """File with the site's supernodes, nodes, cards and links; `qianka doctor --topology` drafts it."""
-    setup: list[str] = Field(default_factory=list)
+    setup: Annotated[list[str], AfterValidator(check_setup)] = Field(default_factory=list)
     """Lines of shell before the ranks start, such as `module load`."""
     environment: dict[str, Variable] = Field(default_factory=dict)
     """Environment variables of every rank."""
@@ -90,11 +100,19 @@ class SlurmConfig(SbatchConfig):
         """The shape of a stage's job."""
         return getattr(self, stage)
 
-    def options(self, stage: str) -> dict[str, str | int | bool]:
+    def options(self, stage: str) -> dict[str, Value]:
         """Sbatch's options by their long names: the site's, and over them the stage's."""
-        options: dict[str, str | int | bool] = {}
-        for section in (self, self.resources(stage)):
-            named = {name: getattr(section, name) for name in SbatchConfig.model_fields if name != "additional"}
-            options |= {name.replace("_", "-"): value for name, value in named.items() if value is not None}
-            options |= section.additional
-        return options
+        return {name: value for name, (_, value) in self.given_to(stage).items() if value is not False}
+
+    def given_to(self, stage: str) -> dict[str, tuple[str, Value]]:
+        """`options`, each with the key that gives it, such as slurm.rl.partition."""
+        site = {name: (f"slurm.{key}", value) for name, (key, value) in self.given().items()}
+        own = {name: (f"slurm.{stage}.{key}", value) for name, (key, value) in self.resources(stage).given().items()}
+        return site | own
+
+    @model_validator(mode="after")
+    def _no_secrets(self) -> Self:
+        for name, variable in self.environment.items():
+            if variable.value is not None and SECRET.search(name):
+                raise ValueError(f"environment.{name} would lie open in the command line and the run folder; {HIDE}")
+        return self

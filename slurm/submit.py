@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import submitit
-from submitit.core.utils import JobPaths
+from submitit.core.utils import FailedJobError, JobPaths
 from submitit.helpers import clean_env
 
+from slurm.asked import Asked
 from slurm.attempt import LOGS, Request
+from slurm.exclusions import FILE, excluded
 from slurm.job import run_stage
-from slurm.queue import QueueFull, submit_error
+from slurm.queue import QueueFull, SubmitError, submit_error
 
-KEPT = ("SLURM_CONF", "SBATCH_ACCOUNT", "SBATCH_PARTITION", "SBATCH_QOS", "SBATCH_RESERVATION")
-"""What a user or a site sets for every submit; all else of Slurm's in the environment belongs to the job we are in."""
+KEPT = ("SLURM_CONF",)
+"""All else of Slurm's in the environment belongs to the job we are in."""
 MAX_TIMEOUTS = 1000
 LOCAL_MINUTES = 60 * 24 * 365
 """Nothing ends a local job but its own end."""
@@ -59,21 +61,27 @@ def submit_locally(request: Request, attempt: Path, name: str) -> str:
         timeout_min=LOCAL_MINUTES,
         stderr_to_stdout=True,
     )
-    with _environment({**JOB_ENVIRONMENT, "OMP_NUM_THREADS": str(local_cpus(request))}):
+    with _environment(request, {**JOB_ENVIRONMENT, "OMP_NUM_THREADS": str(local_cpus(request))}):
         return executor.submit(StageCall(str(attempt))).job_id
 
 
 def submit_to_slurm(request: Request, attempt: Path, name: str) -> str:
-    """Submit a batch job, and return its id."""
+    """Submit a batch job, and return its id. Raises SubmitError with what sbatch says."""
     executor = submitit.SlurmExecutor(attempt / LOGS, max_num_timeout=MAX_TIMEOUTS)
     executor.update_parameters(**slurm_parameters(request, name))
-    with _environment(JOB_ENVIRONMENT):
-        return executor.submit(StageCall(str(attempt))).job_id
+    with _environment(request, JOB_ENVIRONMENT):
+        try:
+            return executor.submit(StageCall(str(attempt))).job_id
+        except FailedJobError as error:
+            avoided = "; ".join(f"{node}: {entry.reason}" for node, entry in excluded(request.run_folder).items())
+            hint = f"\nthis run avoids nodes ({avoided}); remove {request.run_folder / FILE} to use them again"
+            raise SubmitError(f"{error}{hint if avoided else ''}") from error
 
 
 def slurm_parameters(request: Request, name: str) -> dict[str, Any]:
     """The job's parameters in submitit's words. `wckey` None drops the line, which some sites refuse."""
     shape, site = request.resources, request.slurm
+    asked = Asked.of(site, request.stage, request.run_folder)
     srun = ["--kill-on-bad-exit=1"]
     if shape.cpus_per_task:
         srun.append(f"--cpus-per-task={shape.cpus_per_task}")  # srun no longer takes it from the batch job
@@ -88,7 +96,7 @@ def slurm_parameters(request: Request, name: str) -> dict[str, Any]:
         "stderr_to_stdout": True,
         "srun_args": srun,
         "setup": [*site.setup, *(f"export {key}={value}" for key, value in JOB_ENVIRONMENT.items())],
-        "additional_parameters": {"requeue": True, **site.options(request.stage)},
+        "additional_parameters": {"requeue": True, **asked.for_sbatch()},
     }
     return {key: value for key, value in parameters.items() if value is not None} | {"wckey": None}
 
@@ -102,10 +110,14 @@ def finish_submit(attempt: Path, job_id: str) -> None:
 
 
 @contextmanager
-def _environment(settings: dict[str, str]) -> Generator[None]:
-    """This process's environment without that of a job around it, and with `settings`, for the length of the block."""
+def _environment(request: Request, settings: dict[str, str]) -> Generator[None]:
+    """This process's environment without that of a job around it, and with `settings`, for the length of the block.
+
+    sbatch hands all of it to the job, and a site may store it. What the config removes is not in it.
+    """
     kept = {name: os.environ[name] for name in KEPT if name in os.environ}
-    with clean_env(), submitit.helpers.environment_variables(**settings, **kept):
+    removed = [name for name, variable in request.slurm.environment.items() if variable.value is None]
+    with clean_env(removed), submitit.helpers.environment_variables(**settings, **kept):
         yield
 
 
