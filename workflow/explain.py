@@ -37,14 +37,22 @@ def explain_placement(run: RunConfig, cards: int | None) -> None:
     avoided = frozenset(excluded(RunPaths(run.name).folder))
     console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
     if cards:
-        console.print(explain("rl", plan(topology, need_of_cards(topology, cards, run, avoided)), avoided))
+        console.print(_explained("rl", topology, need_of_cards(topology, cards, run, avoided)))
         return
     shapes = {stage: run.slurm.resources(stage) for stage in INPUTS}
     several = {stage: shape for stage, shape in shapes.items() if shape.nodes * shape.tasks_per_node > 1}
     for stage, shape in several.items():
-        console.print(explain(stage, plan(topology, Need.of(shape, avoided)), avoided))
+        console.print(_explained(stage, topology, Need.of(shape, avoided)))
     if not several:
         console.print("every stage of this run is one rank (slurm.STAGE.nodes, tasks_per_node); try --cards 64")
+
+
+def _explained(stage: str, topology: Topology, need: Need) -> Group:
+    try:
+        planned = plan(topology, need)
+    except ValueError as error:
+        raise ValueError(f"slurm.{stage}: {error}") from error
+    return explain(stage, planned, need.excluded)
 
 
 def need_of_cards(topology: Topology, cards: int, run: RunConfig, avoided: frozenset[str]) -> Need:
@@ -87,7 +95,7 @@ def _loads(planned: Plan) -> Table:
     """Links by level and collective."""
     found = loads(planned)
     levels: list[Level] = [level for level in LEVELS if any(level in load.links for load in found)]
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     table.add_column("links", no_wrap=True)
     for level in levels:
         words = level.split("_") if "_" in level else ["within", level]

@@ -24,9 +24,13 @@ def choose_nodes(topology: Topology, free: list[list[str]], nodes: int, unit: in
     supernodes that it opens, so that whole supernodes stay whole for others.
     """
     assert nodes % unit == 0, f"{nodes} nodes are no multiple of {unit}"
-    room = {place: len(names) // unit * unit for place, names in enumerate(free)}
-    pods = [[place for place in room if topology.supernodes[place].pod == pod] for pod in _pods(topology)]
-    choices = [choice for places in [*pods, list(room)] if (choice := _fill(topology, room, places, nodes)) is not None]
+    sizes = [len(names) for names in free]
+    pods = [[place for place in range(len(free)) if topology.supernodes[place].pod == pod] for pod in _pods(topology)]
+    choices = [
+        choice
+        for places in [*pods, list(range(len(free)))]
+        if (choice := _fill(topology, sizes, places, nodes, unit)) is not None
+    ]
     if not choices:
         return None
 
@@ -39,20 +43,21 @@ def choose_nodes(topology: Topology, free: list[list[str]], nodes: int, unit: in
     return [node for place in order for node in free[place][: best[place]]]
 
 
-def _fill(topology: Topology, room: dict[int, int], places: list[int], nodes: int) -> dict[int, int] | None:
+def _fill(topology: Topology, sizes: list[int], places: list[int], nodes: int, unit: int) -> dict[int, int] | None:
     """How many nodes of each supernode: whole large ones, and for the rest the smallest one that holds it."""
+    room = {place: sizes[place] // unit * unit for place in places}
     pod_room = {pod: sum(room[p] for p in places if topology.supernodes[p].pod == pod) for pod in _pods(topology)}
 
-    def largest_first(place: int) -> tuple[int, int, int, int]:
+    def largest_first(place: int) -> tuple[int, int, int, int, int]:
         supernode = topology.supernodes[place]
-        return -room[place], topology.cards_of(supernode), -pod_room[supernode.pod], place
+        return -room[place], topology.cards_of(supernode), -pod_room[supernode.pod], sizes[place], place
 
     chosen: dict[int, int] = {}
     for place in sorted(places, key=largest_first):
         rest = nodes - sum(chosen.values())
         fitting = [p for p in places if p not in chosen and room[p] >= rest]
         if fitting:
-            chosen[min(fitting, key=lambda p: (room[p], topology.cards_of(topology.supernodes[p]), p))] = rest
+            chosen[min(fitting, key=lambda p: (sizes[p], topology.cards_of(topology.supernodes[p]), p))] = rest
             return chosen
         if room[place]:
             chosen[place] = room[place]

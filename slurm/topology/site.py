@@ -179,7 +179,7 @@ def load(path: Path) -> Topology:
 
 def _mistake(path: Path, node: Any, detail: Any) -> str:
     """One mistake that pydantic found, with its line, which is that of the nearest key above."""
-    line, key = 1, ".".join(str(part) for part in detail["loc"])
+    line, key = 0, ".".join(str(part) for part in detail["loc"])
     for part in detail["loc"]:
         if isinstance(node, yaml.MappingNode):
             found = next(((name, value) for name, value in node.value if name.value == part), None)
@@ -189,7 +189,8 @@ def _mistake(path: Path, node: Any, detail: Any) -> str:
         elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
             node = node.value[part]
             line = node.start_mark.line + 1
-    about = f"{path}:{line}: " + (f"`{key}`: " if key else "")
+    about = f"{path}:{line}: " if line else f"{path}: "
+    about += f"`{key}`: " if key else ""
     if detail["type"] == "extra_forbidden":
         return about + "unknown key" + _valid(detail["loc"])
     return about + detail["msg"].removeprefix("Value error, ")
