@@ -1,0 +1,194 @@
+"""The short Slurm job of `qianka doctor --nodes`: every node examines itself and its neighbours, and writes a report.
+
+The nodes are allocated once, and each runs a step of its own: a node that does not start its step, or dies in it, then
+takes no other one with it.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from checkpoints.manifest import write_json
+from slurm.config import SlurmConfig
+from slurm.health.finding import Finding
+from slurm.health.node import JOB, PRESENT, Plan, Report
+from slurm.nodelist import expand
+from slurm.queue import NoAnswer, SubmitError, ask
+
+OPTIONS = ("account", "partition", "qos", "reservation", "constraint")
+"""What a job of minutes takes over from the rl stage, beside `slurm.additional`: no dependency, no mail."""
+STAGE = "rl"
+ANSWER_SECONDS = 60.0
+"""From the start of the job: a cold Python from a shared file system starts in half of it."""
+NODE_SECONDS = 600.0
+POLL_SECONDS = 0.5
+DRAIN = "ask the administrator to look at the node, and avoid it: slurm.additional.exclude"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds for a node's first sign of life, and for all that it does."""
+
+    answer: float = ANSWER_SECONDS
+    node: float = NODE_SECONDS
+
+
+def examine_nodes(
+    config: SlurmConfig, above: Path, count: int, say: Callable[[str], None], limits: Limits = Limits()
+) -> list[Finding]:
+    """Findings of `count` nodes, and of those among them that gave no answer.
+
+    Works in a folder of its own in `above`, and leaves neither it nor the job behind. Raises SubmitError when Slurm
+    gives no nodes, NoAnswer when it cannot be asked.
+    """
+    folder = above / f".doctor-{os.getpid()}-{secrets.token_hex(4)}"
+    folder.mkdir(mode=0o700)
+    name = f"qianka-doctor-{secrets.token_hex(4)}"
+    steps: list[subprocess.Popen[bytes]] = []
+    try:
+        shape = config.resources(STAGE)
+        plan = Plan(slurm=config, cards=shape.gpus_per_node, seconds=limits.node)
+        write_json(folder / JOB, plan.model_dump())
+        job_id, nodes = allocate(config, count, name, folder, limits, say)
+        steps += [start(config, job_id, node, folder) for node in nodes]
+        return _compare(_collect(folder, nodes, limits, say), nodes)
+    finally:
+        with contextlib.suppress(NoAnswer):
+            ask("scancel", f"--name={name}")
+        for step in steps:
+            step.kill()
+            step.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def options(config: SlurmConfig) -> list[str]:
+    """Of salloc: where the rl stage would run."""
+    chosen = {name: value for name, value in config.options(STAGE).items() if name in OPTIONS}
+    chosen |= config.additional | config.resources(STAGE).additional
+    gpus = config.resources(STAGE).gpus_per_node
+    if gpus:
+        chosen["gpus-per-node"] = gpus
+    return [
+        f"--{name}" if value is True else f"--{name}={value}" for name, value in chosen.items() if value is not False
+    ]
+
+
+def allocate(
+    config: SlurmConfig, count: int, name: str, folder: Path, limits: Limits, say: Callable[[str], None]
+) -> tuple[str, list[str]]:
+    """The job's id and nodes, once Slurm has given them; the queue may take its time."""
+    shape = [f"--nodes={count}", "--ntasks-per-node=1", f"--time={2 + int((limits.answer + limits.node) // 60)}"]
+    command = ["salloc", "--no-shell", "--no-kill", f"--job-name={name}", *shape, *options(config)]
+    log = folder / "salloc.log"
+    with log.open("wb") as stream:
+        # A session of its own: the Ctrl-C is ours to take.
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, env=_environment(), start_new_session=True
+        )
+    try:
+        while process.poll() is None:
+            queued = ask("squeue", "-h", f"--name={name}", "-o", "%A %T %r")
+            say(f"job {queued[0]}" if queued else "asking for nodes")
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(2)
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            process.wait()
+    if process.returncode != 0:
+        raise SubmitError(f"salloc: {log.read_text(errors='replace').strip()}")
+    given = ask("squeue", "-h", f"--name={name}", "-o", "%A %N")
+    if not given:
+        raise SubmitError("the job of the doctor was ended before it began")
+    job_id, nodes = given[0].split()
+    return job_id, expand(nodes)
+
+
+def start(config: SlurmConfig, job_id: str, node: str, folder: Path) -> subprocess.Popen[bytes]:
+    """One node's step."""
+    program = shlex.join([sys.executable, "-P", "-m", "slurm.health", str(folder)])
+    step = ["--nodes=1", "--ntasks=1", f"--nodelist={node}", "--overlap", f"--output={folder}/step-{node}.log"]
+    script = "\n".join([*config.setup, f"exec {program}"])
+    command = ["srun", f"--jobid={job_id}", *step, "bash", "-c", script]
+    nothing = subprocess.DEVNULL
+    return subprocess.Popen(
+        command, stdin=nothing, stdout=nothing, stderr=nothing, env=_environment(), start_new_session=True
+    )
+
+
+def _environment() -> dict[str, str]:
+    """Without what the job around us, if there is one, would have the new one do; what sbatch takes, salloc takes."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SRUN_", "SALLOC_"))}
+    kept |= {name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}
+    defaults = {f"SALLOC_{name.upper()}": os.environ.get(f"SBATCH_{name.upper()}") for name in OPTIONS}
+    return kept | {name: value for name, value in defaults.items() if value}
+
+
+def _collect(folder: Path, nodes: Sequence[str], limits: Limits, say: Callable[[str], None]) -> list[Finding]:
+    """Wait for the reports. Those who say hello in time are told of each other; nobody waits for the others."""
+    begin, last = time.monotonic(), ""
+    present: list[str] | None = None
+    while True:
+        waited = time.monotonic() - begin
+        hello = [node for node in nodes if (folder / f"hello-{node}.json").exists()]
+        if present is None and (len(hello) == len(nodes) or waited > limits.answer):
+            present = hello
+            entries = [json.loads((folder / f"hello-{node}.json").read_bytes()) for node in present]
+            write_json(folder / PRESENT, {"peers": entries})
+        reports = {node: _report(folder, node) for node in hello}
+        doing = Counter(report.doing or "done" for report in reports.values() if report)
+        now = ", ".join(f"{count} {what}" for what, count in doing.items())
+        if now != last:
+            say(f"{len(hello)} of {len(nodes)} nodes have answered: {now}")
+            last = now
+        at_work = [node for node in present or nodes if (report := reports.get(node)) is None or report.doing]
+        if present is not None and (not at_work or waited > limits.answer + limits.node):
+            return _findings(folder, nodes, present, reports, limits)
+        time.sleep(POLL_SECONDS)
+
+
+def _report(folder: Path, node: str) -> Report | None:
+    path = folder / f"node-{node}.json"
+    return Report.model_validate_json(path.read_bytes()) if path.exists() else None
+
+
+def _findings(
+    folder: Path, nodes: Sequence[str], present: Sequence[str], reports: dict[str, Report | None], limits: Limits
+) -> list[Finding]:
+    found: list[Finding] = []
+    for node in nodes:
+        report = reports.get(node)
+        if node not in present or report is None:
+            log = folder / f"step-{node}.log"
+            said = log.read_text(errors="replace").strip().splitlines()[-1:] if log.exists() else []
+            measured = " ".join([f"no answer within {limits.answer:g} s of the job's start", *said])
+            found.append(Finding("answer", node, "bad", measured, DRAIN))
+            continue
+        found += report.findings
+        if report.doing:
+            found.append(
+                Finding("answer", node, "bad", f"not done after {limits.node:g} s; it was at: {report.doing}", DRAIN)
+            )
+    return found
+
+
+def _compare(found: list[Finding], nodes: Sequence[str]) -> list[Finding]:
+    """One more line: whether the nodes have the same versions."""
+    versions = {finding.node: finding.measured for finding in found if finding.check == "versions"}
+    if len(set(versions.values())) < 2:
+        return found
+    usual, _ = Counter(versions.values()).most_common(1)[0]
+    odd = [node for node in nodes if versions.get(node, usual) != usual]
+    measured = f"another set than most: {', '.join(odd)}"
+    return [*found, Finding("same versions", odd[0], "bad", measured, "use one environment on a shared file system")]

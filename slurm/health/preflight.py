@@ -1,0 +1,81 @@
+"""A quick look at the nodes of a large job before it starts, so that a bad one is avoided and not waited for.
+
+The first rank of each node looks at its node, and each rank at its own card, since MetaX's cards refuse a second
+process; nobody waits for the others, because the job ends when one of them finds its node bad. On nodes without cards
+torch is not started for it.
+"""
+
+import os
+import time
+from pathlib import Path
+
+from slurm.attempt import JobFile
+from slurm.devices.device import Devices
+from slurm.devices.read import kind_of_node, read_devices
+from slurm.health.cards import judge_devices
+from slurm.health.files import LIMIT_SECONDS, check_fsync, check_space, in_own_folder
+from slurm.health.finding import Finding, within
+from slurm.health.node import CARDS_SECONDS
+from slurm.health.torch import COMPUTE_SECONDS, ask
+from slurm.place import Place
+from slurm.verdict import BadNode
+
+WITH_CARDS = ("metax", "nvidia")
+
+
+def preflight(place: Place, job_file: JobFile, attempt: Path) -> None:
+    """Look at this node if the job has `watch.preflight_nodes` nodes or more. Every rank calls it.
+
+    Raises BadNode, and ValueError for a full run folder, which is no fault of the node.
+    """
+    nodes = -(-place.world_size // job_file.tasks_per_node)
+    if place.starter != "slurm" or nodes < job_file.watch.preflight_nodes:
+        return
+    begin, kind = time.monotonic(), kind_of_node()
+    found = check_node(attempt, place.node) if place.local_rank == 0 else []
+    if kind in WITH_CARDS:
+        found += within(COMPUTE_SECONDS + 10, "card", place.node, lambda: check_card(place.node, place.local_rank))
+    bad = [finding for finding in found if finding.verdict == "bad"]
+    if bad:
+        what = "; ".join(f"{finding.check}: {finding.measured}" for finding in bad)
+        if all(finding.check == "space of run folder" for finding in bad):
+            raise ValueError(f"{what}; {bad[0].way_out}")
+        raise BadNode((place.node,), f"node {place.node}: {what}")
+    if place.rank == 0:
+        print(f"preflight: {place.node} is well as far as it shows ({time.monotonic() - begin:.1f} s)", flush=True)
+
+
+def check_node(attempt: Path, node: str) -> list[Finding]:
+    """Run folder, free space, and what the vendor's tool says of the cards. What is unknown is left to the job."""
+    found = within(LIMIT_SECONDS, "run folder", node, lambda: in_own_folder(check_fsync, attempt, node))
+    if any(finding.verdict == "bad" for finding in found):
+        return found
+    return [
+        *found,
+        *check_space(attempt, node),
+        *within(CARDS_SECONDS, "cards", node, lambda: _cards(node)),
+    ]
+
+
+def _cards(node: str) -> list[Finding]:
+    """Fewer cards than Slurm has given are a fault where there are cards at all."""
+    found: Devices = read_devices()
+    given = os.environ.get("SLURM_GPUS_ON_NODE", "")
+    return judge_devices(node, found, int(given) if given.isdecimal() and found.kind in WITH_CARDS else 0)
+
+
+def check_card(node: str, card: int) -> list[Finding]:
+    """A known product on a card and on a stream of its own. What would fail on any node is left to the stage."""
+    said = ask("compute", card, COMPUTE_SECONDS)
+    device = said.find("device")
+    if device is None:
+        verdict = "bad" if said.is_late else "unknown"
+        return [Finding(f"card {card}", node, verdict, said.trouble)]
+    wanted = ("matmul", "stream") if device["kind"] == "cuda" else ("matmul",)
+    for check in wanted:
+        line = said.find(check)
+        if line is None:
+            return [Finding(f"{check} on card {card}", node, "bad", said.trouble)]
+        if not line["right"]:
+            return [Finding(f"{check} on card {card}", node, "bad", "a wrong product")]
+    return [Finding(f"card {card}", node, "ok", device["name"])]

@@ -1,0 +1,141 @@
+"""`qianka doctor`: everything that can be wrong with the machines before a run, as a table for the administrator."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from types import FrameType
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from slurm.exclusions import FILE, excluded
+from slurm.health.files import check_files
+from slurm.health.finding import Finding, is_bad, within
+from slurm.health.job import STAGE, examine_nodes
+from slurm.health.node import check_alone
+from slurm.health.torch import COMPUTE_SECONDS, check_tokenizer
+from slurm.health.versions import check_name
+from slurm.queue import is_here
+from workflow.config import RunConfig
+from workflow.paths import RunPaths
+
+GRADER_SECONDS = 120.0
+SITE_SECONDS = 30.0
+WIDTH = 160
+"""Columns of the table where there is no terminal."""
+
+
+def examine(config: RunConfig, nodes: int | None) -> int:
+    """Print the findings of this machine, or of `nodes` nodes of the cluster; 1 when something is bad, else 0.
+
+    Raises SubmitError when the cluster gives no nodes.
+    """
+    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGHUP, _end)
+    here = os.uname().nodename
+    folder = existing(RunPaths(config.name).folder)
+    found = avoided(config)
+    if nodes is None:
+        cards = config.slurm.resources(STAGE).gpus_per_node if not is_here() else 0
+        found += within(10, "own name", here, lambda: check_name(here, has_peers=False))
+        found += check_alone(folder, here, cards, _say)
+    else:
+        _say("the run folder, from here")
+        files = check_files(folder, here)
+        found += files
+        if not is_bad(files):
+            found += examine_nodes(config.slurm, folder, nodes, _say)
+    _say("grader and tokenizer")
+    found += within(GRADER_SECONDS, "grader", here, lambda: check_grader(config, here), "see the message")
+    texts = {key: getattr(config, key).model_dump(mode="json") for key in ("environment", "model")}
+    found += within(2 * COMPUTE_SECONDS, "tokenizer", here, lambda: check_tokenizer(here, texts))
+    if is_here():
+        _say("the site's limits")
+        found += within(SITE_SECONDS, "Slurm", here, lambda: check_site(here))
+    show(found, folder)
+    return int(is_bad(found))
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """Leave as by Ctrl-C: the job is cancelled, and no file stays."""
+    raise KeyboardInterrupt
+
+
+def _say(what: str) -> None:
+    print(f"checking: {what}", file=sys.stderr, flush=True)
+
+
+def existing(folder: Path) -> Path:
+    """The run's folder, or the nearest one above it that is there: they share a file system."""
+    path = folder.resolve()
+    return next(each for each in (path, *path.parents) if each.is_dir())
+
+
+def avoided(config: RunConfig) -> list[Finding]:
+    """The nodes that the run avoids, each with the reason and how long still."""
+    folder = RunPaths(config.name).folder
+    found: list[Finding] = []
+    for node, entry in (excluded(folder) if folder.is_dir() else {}).items():
+        until = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.until))
+        way_out = f"mended? remove it from {folder / FILE}"
+        found.append(Finding("avoided", node, "unknown", f"until {until}: {entry.reason}", way_out))
+    return found
+
+
+def check_grader(config: RunConfig, node: str) -> list[Finding]:
+    """The environment's reference answers earn 1, absurd ones 0 (`stages.environments.self_test`)."""
+    from stages.environments.registry import make
+    from stages.environments.self_test import NUM_TASKS, self_test
+
+    try:
+        self_test(make(config.environment))
+    except ValueError as error:
+        return [Finding("grader", node, "bad", str(error), "see the message")]
+    return [
+        Finding("grader", node, "ok", f"{config.environment.name}: {NUM_TASKS} references earn 1, absurd answers 0")
+    ]
+
+
+def check_site(node: str) -> list[Finding]:
+    """What this cluster limits: said, not judged; a run's own wishes are checked before each submit."""
+    from slurm.facts import gather
+
+    facts = gather()
+    if facts.partitions is None:
+        return [Finding("Slurm", node, "bad", "scontrol gives no answer", "ask the administrator: is slurmctld up?")]
+    names = ("MaxArraySize", "MaxJobCount", "SlurmdTimeout", "KillWait")
+    said = [f"{name} {facts.settings[name].split()[0]}" for name in names if facts.settings.get(name)]
+    found = [Finding("Slurm's limits", node, "ok", ", ".join(said) or "not shown")]
+    for name, partition in facts.partitions.items():
+        nodes = [each for each in facts.nodes or [] if each.partition == name]
+        time_limit = "no time limit" if partition.limits.minutes is None else f"{partition.limits.minutes:g} minutes"
+        in_service = sum(each.in_service for each in nodes)
+        measured = f"{partition.state.lower()}, {in_service} of {len(nodes)} nodes in service, {time_limit}"
+        found.append(Finding(f"partition {name}", node, "ok" if in_service else "unknown", measured))
+    return found
+
+
+def show(found: Iterable[Finding], folder: Path) -> None:
+    """The table: on a terminal in colour, else as plain text that a mail can carry."""
+    title = f"Qianka's doctor, {time.strftime('%Y-%m-%d %H:%M %Z')}, {folder}"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("check", "node", "verdict", "measured", "way out"):
+        table.add_column(column, overflow="fold", no_wrap=column in ("node", "verdict"))
+    colours = {"ok": "green", "bad": "bold red", "unknown": "yellow", "not run": "dim"}
+    for each in found:
+        verdict = Text(each.verdict, style=colours[each.verdict])
+        table.add_row(Text(each.check), Text(each.node), verdict, Text(each.measured), Text(each.way_out))
+    Console(width=None if sys.stdout.isatty() else WIDTH).print(table)
+
+
+def draft() -> int:
+    """Print a topology file that is drafted from what Slurm says. Raises NoAnswer when it says nothing."""
+    from slurm.topology.draft import draft as drafted
+
+    print(drafted(), end="")
+    return 0
