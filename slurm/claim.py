@@ -65,7 +65,9 @@ def submit_or_attach(request: Request, after: Attached | None = None, interrupts
         write_record(folder, record)
         submit.in_own_session(lambda: _submit(request, attempt, record), attempt / LOGS / "submit.log", interrupts)
     submitted = read_record(folder)
-    assert submitted and submitted.job_id, "the submit has noted its job"
+    assert submitted, "it was written before the submit"
+    if submitted.job_id is None:
+        raise queue.QueueFull("the process that submits was killed before it had noted the job")
     return Attached(submitted, attempt, "resumed" if resumed else "submitted")
 
 
@@ -105,7 +107,7 @@ def withdraw(folder: Path) -> str | None:
         record = read_record(folder)
         if record is None or record.accepted:
             return None
-        found = _find_job(folder / record.attempt, record)
+        found = find_job(folder / record.attempt, record)
         if found != record:
             write_record(folder, found)
         if found.job_id is None or query(folder, found).kind in (Kind.ENDED, Kind.FINISHED):
@@ -129,23 +131,23 @@ def _under_way(folder: Path, fingerprint: str) -> tuple[Record | None, int]:
         return None, max(attempts(folder, fingerprint), default=1)
     if record.accepted:
         return None, record.number + 1
-    return _find_job(folder / record.attempt, record), record.number
+    return find_job(folder / record.attempt, record), record.number
 
 
 def _retire(folder: Path, record: Record) -> None:
     """End the job of another config, input or code, which nobody waits for any more; its checkpoints stay."""
     if record.accepted:
         return
-    record = _find_job(folder / record.attempt, record)
+    record = find_job(folder / record.attempt, record)
     if query(folder, record).kind not in (Kind.ENDED, Kind.FINISHED):
         # Not to standard output, where `qianka stage --here` prints the attempt folder for a script.
         said = f"{record.stage}: ending job {record.job_id} of {record.attempt}, which is no longer asked for"
         print(said, file=sys.stderr, flush=True)
         cancel(folder, record)
-        _see_out(folder, record)
+        see_out(folder, record)
 
 
-def _see_out(folder: Path, record: Record) -> None:
+def see_out(folder: Path, record: Record) -> None:
     """Wait until a cancelled job has ended: it may be asked for again in a moment, and must not meet itself."""
     end = time.monotonic() + SEE_OUT_SECONDS
     while query(folder, record).kind not in (Kind.ENDED, Kind.FINISHED):
@@ -157,7 +159,7 @@ def _see_out(folder: Path, record: Record) -> None:
         time.sleep(0.5)
 
 
-def _find_job(attempt: Path, record: Record) -> Record:
+def find_job(attempt: Path, record: Record) -> Record:
     """The record with its job's id, when the submitter was killed between the submit and the note."""
     if record.job_id is not None:
         return record

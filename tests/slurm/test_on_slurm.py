@@ -16,7 +16,7 @@ from slurm.claim import submit_or_attach, take_over
 from slurm.config import ResourcesConfig, SlurmConfig
 from slurm.display import Display
 from slurm.judge import ENDED_SECONDS, End
-from slurm.queue import NoAnswer, SubmitError
+from slurm.queue import NoAnswer, QueueFull, SubmitError
 from slurm.record import accept, read_record, write_record
 
 ON_SLURM = SlurmConfig(executor="slurm")
@@ -120,19 +120,19 @@ def test_a_job_that_the_cluster_starts_again_is_waited_for(request_for, jobs, kn
     assert len(jobs()) == 1
 
 
-def test_a_lost_job_is_given_up_after_a_while(request_for, jobs, knob, wait_for, fake_slurm, monkeypatch):
+def test_a_lost_job_that_does_not_come_back_has_a_successor(request_for, jobs, knob, wait_for, fake_slurm, monkeypatch):
     monkeypatch.setattr("slurm.judge.FINAL_SECONDS", 1.0)
     knob("held")
     attached = submit_or_attach(request_for(slurm=ON_SLURM))
     fake_slurm.save({**jobs()[0], "state": "NODE_FAIL"})
-    assert wait_for(attached) is End.FAILED
+    assert wait_for(attached) is End.AGAIN
 
 
-def test_after_a_failure_the_same_attempt_is_resumed_by_a_new_job(request_for, jobs, knob, wait_for, fake_slurm):
+def test_after_the_time_limit_the_same_attempt_is_resumed_by_a_new_job(request_for, jobs, knob, wait_for, fake_slurm):
     held = knob("held")
     first = submit_or_attach(request_for(slurm=ON_SLURM))
     fake_slurm.save({**jobs()[0], "state": "TIMEOUT"})
-    assert wait_for(first) is End.FAILED
+    assert wait_for(first) is End.AGAIN
     held.unlink()
     second = submit_or_attach(request_for(slurm=ON_SLURM))
     assert (second.how, second.folder) == ("resumed", first.folder)
@@ -201,7 +201,7 @@ def test_a_kill_between_submit_and_note_leaves_the_note_to_be_made(request_for, 
 
     monkeypatch.setattr(submit, "submit_to_slurm", killed)
     request = request_for(slurm=ON_SLURM)
-    with pytest.raises(AssertionError):
+    with pytest.raises(QueueFull, match="killed before it had noted"):
         submit_or_attach(request)
     assert len(jobs()) == 1
     monkeypatch.setattr(submit, "submit_to_slurm", real)
