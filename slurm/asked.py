@@ -34,14 +34,20 @@ class Asked:
         inherited = {
             name: (variable, os.environ[variable]) for variable, name in INHERITED.items() if variable in os.environ
         }
-        given = {name: pair for name, pair in (inherited | slurm.given_to(stage)).items() if pair[1] not in (False, "")}
+        avoided = excluded(run_folder)
+        placed = _placed(slurm, stage, avoided)
+        given = {
+            name: pair
+            for name, pair in (placed | inherited | slurm.given_to(stage)).items()
+            if pair[1] not in (False, "")
+        }
         return cls(
             stage=stage,
             shape=slurm.resources(stage),
             options={name: value for name, (_, value) in given.items()},
             keys={name: key for name, (key, _) in given.items()},
             run_folder=run_folder,
-            avoided=excluded(run_folder),
+            avoided=avoided,
         )
 
     def for_sbatch(self) -> dict[str, Value]:
@@ -68,6 +74,22 @@ class Asked:
         meant = f"; did you mean {' or '.join(near)}? Known:" if near else "; known:"
         is_what = f"{self.key(option)} is {self.text(option)!r}"
         return f"{is_what}, but there is no {what or option} {name}{meant} {listed(names)}"
+
+
+def _placed(slurm: SlurmConfig, stage: str, avoided: Iterable[str]) -> dict[str, tuple[str, Value]]:
+    """The options that keep the job close together on the site's topology. ValueError when it does not fit there."""
+    if not slurm.topology:
+        return {}
+    from slurm.topology import site
+    from slurm.topology.options import sbatch_options
+    from slurm.topology.planner import Need, plan
+
+    topology = site.load(Path(slurm.topology))
+    try:
+        planned = plan(topology, Need.of(slurm.resources(stage), avoided))
+    except ValueError as error:
+        raise ValueError(f"slurm.{stage} on {slurm.topology}: {error}") from error
+    return {name: ("slurm.topology", value) for name, value in sbatch_options(planned).items()}
 
 
 def listed(names: Iterable[str]) -> str:

@@ -2,6 +2,9 @@
 
 import os
 import shutil
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from checkpoints.commit import commit
@@ -9,6 +12,7 @@ from checkpoints.disk import REASONS
 from slurm.queue import choose_executor
 from stages.environments.config import RowsConfig
 from workflow.config import INPUTS, RunConfig
+from workflow.paths import RunPaths
 
 CHECKED_ROWS = 1000
 
@@ -75,10 +79,28 @@ def check_resources(run: RunConfig) -> None:
             raise ValueError(f"slurm.{stage}.nodes is {nodes}, but without Slurm there is one; set it to 1")
 
 
+def check_cluster(run: RunConfig, stages: Sequence[str]) -> None:
+    """Slurm has what the jobs of `stages` ask for, and what will make them wait is said."""
+    if not stages:
+        return
+    from slurm.check import check_slurm
+
+    for note in check_slurm(run.slurm, stages, RunPaths(run.name).folder.resolve()):
+        print(f"note: {note}", file=sys.stderr)
+
+
+def make_folder(folder: Path) -> None:
+    """Make the run's folder, for its owner alone; one that is there keeps the mode that its owner gave it."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+
+
 def check_folder(folder: Path) -> None:
-    """The run folder takes files."""
+    """The run folder is there, and takes files."""
     probe = folder / ".probe"
     try:
+        make_folder(folder)
         with commit(probe) as aside:
             aside.write_bytes(os.urandom(4096))
         probe.unlink()

@@ -2,32 +2,43 @@
 
 import json
 import os
+from collections.abc import Sequence
+from pathlib import Path
 
 from checkpoints.manifest import write_json
 from slurm.callers import watch_me
 from slurm.lock import hold, let_go
-from slurm.record import accept
+from slurm.queue import NoAnswer, choose_executor
+from slurm.record import accept, read_record
+from slurm.state import Kind, query
 from workflow.config import INPUTS, RunConfig
 from workflow.paths import RunPaths
-from workflow.preflight import check_config, check_folder
+from workflow.plan import make_plan
+from workflow.preflight import check_cluster, check_config, check_folder
 
 LOCKED = "QIANKA_LOCKED"
 """Variable with the run folder that a caller of this process holds."""
+CHECKED = "QIANKA_CHECKED"
+"""Variable with the run folder whose jobs a caller of this process has checked."""
 WAIT_SECONDS = 10.0
 """For a process that was just orphaned to notice it, and to let go of the run."""
 
 
-def begin(run: RunConfig) -> None:
+def begin(run: RunConfig, stages: Sequence[str] | None = None) -> None:
     """Check what can be checked before any node is asked for, lock the run, and write its resolved config.
 
-    The lock is held until this process ends, however it ends; nothing has to be unlocked by hand. A process that was
-    called by the one that holds the run only checks. Raises ValueError.
+    Slurm is asked, once for a command and all that it calls, about the jobs of `stages`: by default of those that would
+    be submitted. The lock is held until this process ends, however it ends; nothing has to be unlocked by hand. A
+    process that was called by the one that holds the run only checks. Raises ValueError.
     """
     paths = RunPaths(run.name)
     check_config(run)
     check_owner(run)
-    check_folder(paths.folder)
     ours = os.fspath(paths.folder.resolve())
+    if os.environ.get(CHECKED) != ours:
+        check_cluster(run, to_submit(run, stages))
+        os.environ[CHECKED] = ours
+    check_folder(paths.folder)
     if os.environ.get(LOCKED) != ours:
         holder = hold(paths.lock, WAIT_SECONDS)
         if holder is not None:
@@ -38,6 +49,24 @@ def begin(run: RunConfig) -> None:
         os.environ[LOCKED] = ours
         write_json(paths.config, run.model_dump(mode="json"))
     watch_me()
+
+
+def to_submit(run: RunConfig, stages: Sequence[str] | None = None) -> list[str]:
+    """Those of `stages`, by default of those that would run, that have no job yet."""
+    if choose_executor(run.slurm) != "slurm":
+        return []
+    wanted = [plan.stage for plan in make_plan(run) if plan.reasons] if stages is None else stages
+    return [stage for stage in wanted if not _has_job(RunPaths(run.name).stage(stage))]
+
+
+def _has_job(folder: Path) -> bool:
+    record = read_record(folder) if folder.is_dir() else None
+    if record is None or record.accepted:
+        return False
+    try:
+        return query(folder, record).kind is not Kind.ENDED
+    except NoAnswer:
+        return True
 
 
 def check_owner(run: RunConfig) -> None:

@@ -29,7 +29,7 @@ EXIT_CODES = {End.FINISHED: 0, End.FAILED: 1, End.AGAIN: 1, End.DETACHED: 75, En
 def run_stage(run: RunConfig, stage: str, cores: int | None, log: Path | None) -> int:
     """Submit or attach, wait, publish. Returns the exit code."""
     called = bool(os.environ.get(WATCHED))
-    begin(run)
+    begin(run, [stage])
     request = make_request(run, stage, cores)
     with interrupts_noted() as interrupts, Display(stage, log) as display:
         end = _wait(request, display, interrupts)
@@ -128,7 +128,7 @@ def take_over_stage(run: RunConfig, stage: str, cores: int | None) -> Path:
     job_id = os.environ.get("SLURM_JOB_ID")
     record = read_record(RunPaths(run.name).stage(stage))
     if record is None or job_id is None or record.job_id != job_id:
-        begin(run)  # a job that was requeued has the run already, whoever waits for it by now
+        begin(run, [])  # a job that was requeued has the run already, whoever waits for it by now
     return take_over(make_request(run, stage, cores), job_id).folder
 
 
