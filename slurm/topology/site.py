@@ -82,7 +82,7 @@ class Topology(Section):
     """What Slurm knows of the supernodes. tree: they are leaf switches; block: they are blocks; features: the name of
     each is a feature of its nodes; none: nothing."""
     supernodes: tuple[Supernode, ...] = Field(min_length=1)
-    links: Links = Links()
+    links: Annotated[Links, BeforeValidator(lambda value: {} if value is None else value)] = Links()
     nics: tuple[str, ...] = ()
     """Names of network cards, for people; what a job uses stands in slurm.interface and slurm.environment."""
 
