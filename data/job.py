@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,10 +16,21 @@ class Pulse:
     at: float = field(default_factory=time.monotonic)
     slow: int = 0
     """How many long operations are under way, inside one another."""
+    starting: bool = True
+    """Up to the end of the first step: imports, loading, compiling."""
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether what is under way may take long."""
+        return self.starting or self.slow > 0
 
     def beat(self, event: str) -> None:
         """Something was done; `event` says what, for the one who reads why the job was ended."""
         self.event, self.at = event, time.monotonic()
+
+    def has_started(self) -> None:
+        """The first step is done, and the next ones should take no longer than a step."""
+        self.starting = False
 
 
 @dataclass(frozen=True)
@@ -46,9 +57,13 @@ class Job:
     restarts: int = 0
     """How often the scheduler has started this same job again."""
     ends_at: float | None = None
-    """Unix time at which the allocation ends; None when nothing ends it."""
+    """Unix time at which the allocation ends, as known at the start; None when nothing ends it."""
+    find_end: Callable[[], float | None] = lambda: None
+    """Asks the scheduler for the end again, which may have been moved; None when it does not answer."""
     start_seconds: float = 600.0
     """How long ranks wait for each other at the start."""
+    collective_seconds: float = 7500.0
+    """How long ranks wait for each other later on. The watchdog, which names the one that hangs, comes first."""
     stop: threading.Event = field(default_factory=threading.Event)
     """Set by the signal handlers: commit at the next step boundary and return."""
     pulse: Pulse = field(default_factory=Pulse)
@@ -62,10 +77,6 @@ class Job:
     def stop_requested(self) -> bool:
         """Whether a signal has asked the stage to commit and end."""
         return self.stop.is_set()
-
-    def seconds_left(self) -> float:
-        """Seconds to the end of the allocation, infinity when nothing ends it."""
-        return float("inf") if self.ends_at is None else self.ends_at - time.time()
 
     def beat(self, event: str) -> None:
         """Tell the watchdog that this rank goes on, and with what: "step 12: rollout"."""

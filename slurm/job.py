@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -21,10 +22,13 @@ from types import FrameType
 from checkpoints.disk import trouble
 from checkpoints.manifest import ATTEMPT, NAME, Provenance, Result
 from data.job import Job, Stopped
+from slurm import environment, watchdog
 from slurm.attempt import JobFile, read_job_file
+from slurm.devices.read import kind_of_node
+from slurm.exclusions import FILE, exclude, excluded
 from slurm.fingerprint import PACKAGES, ROOT
 from slurm.place import Place, make_job, read_place
-from slurm.verdict import Verdict, clear_verdict, write_verdict
+from slurm.verdict import BadNode, Verdict, clear_verdict, write_verdict
 
 STOPPED, FAILED = 75, 1
 """Exit codes: stopped after committing (run again to resume), and failed."""
@@ -35,18 +39,16 @@ REQUEUE_SECONDS = 60.0
 
 
 class Signals:
-    """What the job was told from outside. USR2 asks for a requeue, TERM and INT come from someone who ends the job."""
+    """What the job is told from outside: by USR2 that time is nearly over, by TERM and INT that someone ends it."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.requeue = False
         self.ended = threading.Event()
-        signal.signal(signal.SIGUSR2, self._on_requeue)
+        signal.signal(signal.SIGUSR2, self._on_time)
         signal.signal(signal.SIGTERM, self._on_end)
         signal.signal(signal.SIGINT, self._on_end)
 
-    def _on_requeue(self, number: int, frame: FrameType | None) -> None:
-        self.requeue = True
+    def _on_time(self, number: int, frame: FrameType | None) -> None:
         self.job.stop.set()
 
     def _on_end(self, number: int, frame: FrameType | None) -> None:
@@ -64,16 +66,25 @@ def run_stage(attempt: Path) -> int:
     try:
         check_packages()
         job_file = read_job_file(attempt)
-        job = make_job(place, job_file, attempt)
-        signals = Signals(job)
-        os.environ["OMP_NUM_THREADS"] = str(job.cpus)
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         with _alone(attempt, place):
+            roll = watchdog.begin(attempt, place)
+            environment.apply(job_file, kind_of_node())
+            os.environ["OMP_NUM_THREADS"] = str(place.cpus or job_file.cpus)
+            os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+            job = make_job(place, job_file, attempt)
+            signals = Signals(job)
             try:
-                _run(job_file, attempt, job)
+                with watchdog.watched(attempt, place, job, job_file, roll):
+                    _check_nodes(job_file, attempt, place)
+                    _run(job_file, attempt, job)
             except Stopped as stopped:
                 write_verdict(attempt, Verdict.of("stopped", str(stopped), place))
                 return _leave(signals, place, attempt)
+            except BadNode as bad:
+                print(f"error: {bad}", flush=True)
+                _avoid(bad, job_file, attempt)
+                write_verdict(attempt, Verdict.of("node", str(bad), place, bad.nodes))
+                return FAILED
     except ValueError as error:
         print(f"error: {error}", flush=True)
         write_verdict(attempt, Verdict.of("mistake", str(error), place))
@@ -89,6 +100,29 @@ def run_stage(attempt: Path) -> int:
         write_verdict(attempt, Verdict.of("mistake", message, place))
         return FAILED
     return 0
+
+
+def _check_nodes(job_file: JobFile, attempt: Path, place: Place) -> None:
+    """Raise BadNode when this node cannot do the job. All ranks have signed the roll, or are about to."""
+    entry = excluded(_run_folder(job_file, attempt)).get(place.node) if place.starter == "slurm" else None
+    if entry is not None:
+        # A job that was requeued, or submitted by hand, may be put on a node that failed since.
+        until = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.until))
+        raise BadNode(
+            (place.node,),
+            f"this run avoids {place.node} until {until} ({entry.reason}); submit with --exclude={place.node}, or "
+            f"remove {_run_folder(job_file, attempt) / FILE}",
+        )
+
+
+def _avoid(bad: BadNode, job_file: JobFile, attempt: Path) -> None:
+    """Keep later jobs of the run away from the nodes; those that are avoided already are not so for longer."""
+    folder = _run_folder(job_file, attempt)
+    exclude(folder, set(bad.nodes) - excluded(folder).keys(), str(bad), job_file.watch.exclude_hours)
+
+
+def _run_folder(job_file: JobFile, attempt: Path) -> Path:
+    return (attempt / job_file.run_folder).resolve()
 
 
 def _run(job_file: JobFile, attempt: Path, job: Job) -> None:
@@ -110,8 +144,8 @@ def _run(job_file: JobFile, attempt: Path, job: Job) -> None:
 
 
 def _leave(signals: Signals, place: Place, attempt: Path) -> int:
-    """After a stop: on Slurm, a USR2 asked for the job to be requeued, which rank 0 does."""
-    if place.starter != "slurm" or not signals.requeue or signals.ended.is_set():
+    """After a stop for lack of time: on Slurm rank 0 has the job requeued."""
+    if place.starter != "slurm" or signals.ended.is_set():
         return STOPPED
     if place.restarts >= MAX_RESTARTS:
         message = f"not requeued again after {place.restarts} restarts"

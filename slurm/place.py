@@ -4,13 +4,19 @@ import os
 import subprocess
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from data.job import Job
 from slurm.attempt import JobFile
+from slurm.nodelist import expand, expand_counts
 
 RENDEZVOUS = "rendezvous"
+COLLECTIVE_MARGIN_SECONDS = 300.0
+"""Collectives wait longer than the watchdog, which knows more than the one whose patience ends first."""
+ASK_SECONDS = 10.0
+"""How long to wait for scontrol: at a moment when all ranks wait."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,8 @@ class Place:
     """Tells this start of the job from every other one, so that ranks never meet those of an earlier start."""
     cpus: int | None
     """Cores that the scheduler gave to the rank; None when it gave none."""
+    tasks: dict[str, int] = field(default_factory=dict[str, int])
+    """Ranks of each node of the job; nothing where nobody says so."""
 
 
 def read_place(env: Mapping[str, str] = os.environ) -> Place:
@@ -78,21 +86,23 @@ def _submitit(env: Mapping[str, str]) -> Place:
 
 def _slurm(env: Mapping[str, str]) -> Place:
     job_id, restarts = env["SLURM_JOB_ID"], int(env.get("SLURM_RESTART_COUNT", "0"))
+    node = env.get("SLURMD_NODENAME", os.uname().nodename)
+    nodes, counts = env.get("SLURM_STEP_NODELIST", ""), env.get("SLURM_STEP_TASKS_PER_NODE", "")
+    tasks = dict(zip(expand(nodes), expand_counts(counts), strict=True)) if nodes and counts else {}
     given = env.get("SLURM_CPUS_PER_TASK")
     if given is None and "SLURM_CPUS_ON_NODE" in env:
-        # The step's own count of tasks on this node, `2(x3),1`, starts with that of the first nodes.
-        tasks = int(env.get("SLURM_STEP_TASKS_PER_NODE", "1").split(",")[0].split("(")[0])
-        given = str(max(1, int(env["SLURM_CPUS_ON_NODE"]) // tasks))
+        given = str(max(1, int(env["SLURM_CPUS_ON_NODE"]) // tasks.get(node, 1)))
     return Place(
         starter="slurm",
         rank=int(env["SLURM_PROCID"]),
         world_size=int(env.get("SLURM_STEP_NUM_TASKS", env.get("SLURM_NTASKS", "1"))),
         local_rank=int(env["SLURM_LOCALID"]),
-        node=env.get("SLURMD_NODENAME", os.uname().nodename),
+        node=node,
         job_id=job_id,
         restarts=restarts,
         start=f"slurm-{job_id}-{env['SLURM_STEP_ID']}-{restarts}",
         cpus=None if given is None else int(given),
+        tasks=tasks,
     )
 
 
@@ -110,7 +120,10 @@ def make_job(place: Place, job_file: JobFile, attempt: Path) -> Job:
         job_id=place.job_id,
         restarts=place.restarts,
         start_seconds=60 * job_file.watch.start_minutes,
-        ends_at=ends_at(place, job_file.minutes),
+        collective_seconds=60 * max(job_file.watch.stall_minutes, job_file.watch.slow_minutes)
+        + COLLECTIVE_MARGIN_SECONDS,
+        ends_at=ends_at(place, job_file.minutes) if place.rank == 0 else None,
+        find_end=partial(_scontrol_end, place.job_id) if place.starter == "slurm" else lambda: None,
     )
 
 
@@ -133,7 +146,7 @@ def ends_at(place: Place, minutes: int, env: Mapping[str, str] = os.environ) -> 
 def _scontrol_end(job_id: str) -> float | None:
     command = ["scontrol", "show", "job", "--oneliner", job_id]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_SECONDS, check=False)
     except (FileNotFoundError, subprocess.TimeoutExpired):
         return None
     for word in done.stdout.split():

@@ -47,10 +47,10 @@ class Verdict(BaseModel):
         )
 
 
-def write_verdict(attempt: Path, verdict: Verdict) -> None:
-    """Commit this rank's verdict. On a full disk there is only the log."""
+def write_verdict(attempt: Path, verdict: Verdict, writer: int | None = None) -> None:
+    """Commit the verdict of a rank, or of the rank `writer` on another. On a full disk there is only the log."""
     try:
-        write_json(_path(attempt, verdict.rank), verdict.model_dump())
+        write_json(_path(attempt, verdict.rank if writer is None else writer), verdict.model_dump())
     except OSError as error:
         print(f"the verdict is not on disk: {error}", flush=True)
 

@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from checkpoints.commit import commit, remove_torn
 from checkpoints.manifest import ATTEMPT, NAME, Provenance, Result, commit_manifest, digest, write_json
+from data.budget import Budget
 from data.job import Job, Stopped
 from data.metrics import Metrics, read_metrics
 from data.progress import Progress
@@ -54,10 +55,11 @@ def run(config: StageConfig, inputs: dict[str, Result], folder: Path, job: Job) 
         dist.barrier()
         with closing(Metrics(folder, job.is_first)) as metrics:
             answer_all(config, inputs, exam, files, metrics, job)
-        dist.barrier()
-        if job.is_first:
-            publish(config, inputs, exam, files, folder)
-        dist.barrier()
+        with job.slow("the report"):
+            dist.barrier()
+            if job.is_first:
+                publish(config, inputs, exam, files, folder)
+            dist.barrier()
 
 
 @dataclass(frozen=True)
@@ -102,13 +104,15 @@ def answer_all(
     total = sum(len(unit.suite.cases) for unit in work)
     progress = Progress(metrics.folder, total, "completions", done=there, first=there)
     engine, loaded = None, ""
-    for step, unit in enumerate(work, start=1):
-        if any_rank(job.stop_requested):
-            raise Stopped(f"evaluate: asked to stop before {unit.name}, all before it is committed")
+    budget = Budget(job, metrics.folder, "evaluate")
+    for step, unit in budget.measured(enumerate(work, start=1), lambda item: item[1].name):
+        if any_rank(budget.must_stop()):
+            raise Stopped(f"evaluate: {budget.why()}, stopped before {unit.name}, all before it is committed")
         if files.done(unit.name):
             continue
         if engine is None or loaded != unit.policy:
-            engine, loaded = load_engine(config, inputs, unit.policy, exam.tokenizer, job), unit.policy
+            with job.slow(f"loading {unit.policy}"):
+                engine, loaded = load_engine(config, inputs, unit.policy, exam.tokenizer, job), unit.policy
         started, before = time.monotonic(), progress.done
         cases = share(unit.suite.cases, job.rank, job.world_size)
         show = follow(progress, unit, job)
@@ -116,8 +120,9 @@ def answer_all(
             engine, exam.tokenizer, exam.environment, config.evaluate.sampling, unit.suite, cases, on_progress=show
         )
         metrics.log(step, seconds=time.monotonic() - started, completions=len(rows))
-        metrics.commit(step)
-        files.write(unit.name, rows)
+        with budget.save(unit.name):
+            metrics.commit(step)
+            files.write(unit.name, rows)
         progress.done = before + len(unit.suite.cases)
 
 
@@ -126,9 +131,11 @@ def follow(progress: Progress, unit: Unit, job: Job) -> Callable[[int], None]:
     before, everything = progress.done, len(unit.suite.cases)
 
     def show(ended: int) -> None:
-        progress.update(before + min(ended * job.world_size, everything), f"{unit.policy}, {unit.suite.name}")
+        job.beat(f"{unit.name}: {ended} answered")
+        if job.is_first:
+            progress.update(before + min(ended * job.world_size, everything), f"{unit.policy}, {unit.suite.name}")
 
-    return show if job.is_first else lambda ended: None
+    return show
 
 
 def load_engine(

@@ -2,12 +2,13 @@
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
+from data.job import Job
 from data.rows import Row
 from data.tokenizer import decode, encode_prompt
 from data.trajectories import Trajectories
@@ -30,11 +31,16 @@ class Player:
     """Plays a rank's share of a step."""
 
     def __init__(
-        self, config: StageConfig, engine: TorchEngine, tokenizer: PreTrainedTokenizerFast, environment: BaseEnvironment
+        self,
+        config: StageConfig,
+        engine: TorchEngine,
+        tokenizer: PreTrainedTokenizerFast,
+        environment: BaseEnvironment,
+        job: Job,
     ) -> None:
         """`engine` is given new weights by whoever trains them."""
         self.seed, self.config = config.seed, config.rl
-        self.engine, self.tokenizer, self.environment = engine, tokenizer, environment
+        self.engine, self.tokenizer, self.environment, self.job = engine, tokenizer, environment, job
 
     def play(self, step: int, tasks: Sequence[Task]) -> Trajectories:
         """All samples of `tasks`, sample after sample, task after task. ValueError names a row that is too long."""
@@ -45,7 +51,7 @@ class Player:
         ]
         seeds = [request_seed(self.seed, step, task.slot, sample) for task, _, sample in samples]
         requests = [Request(prompt, seed) for (_, prompt, _), seed in zip(samples, seeds, strict=True)]
-        completions = self.engine.generate(requests, self.config.sampling)
+        completions = self.engine.generate(requests, self.config.sampling, on_progress=self._beat(step, len(requests)))
         rewards = [self._reward(task.row, answer) for (task, _, _), answer in zip(samples, completions, strict=True)]
         return tabulate([task for task, _, _ in samples], requests, completions, rewards, self.engine.version)
 
@@ -59,8 +65,12 @@ class Player:
             )
         return tokens
 
+    def _beat(self, step: int, total: int) -> Callable[[int], None]:
+        return lambda ended: self.job.beat(f"step {step}: {ended} of {total} samples played")
+
     def _reward(self, row: Row, completion: Completion) -> float | None:
         """The environment's reward, 0 for a completion that was cut, None when the grader failed."""
+        self.job.beat(f"grading {row['id']}")
         self.environment.reset(task=row)
         try:
             reward = self.environment.step(decode(self.tokenizer, completion.tokens))[1]

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from checkpoints.commit import remove_torn
 from checkpoints.manifest import Result, commit_manifest
+from data.budget import Budget
 from data.job import Job, Stopped
 from data.metrics import Metrics, metric_shards, read_metrics
 from data.progress import Progress
@@ -62,15 +63,16 @@ def _train(
     )
     first, saved = learner.resume(folder / "checkpoints") or (0, {})
     state = State(**saved)
-    player = Player(config, make_engine(learner, tokenizer), tokenizer, environment)
+    player = Player(config, make_engine(learner, tokenizer), tokenizer, environment, job)
     journal = Journal(folder, job, hash_of_environment)
     if job.is_first:
         journal.resume(first)
     dist.barrier()
     metrics.resume(first)
     progress = Progress(folder, rl.steps, "steps", done=first, first=first)
+    budget = Budget(job, folder, "rl")
 
-    for step in range(first + 1, rl.steps + 1):
+    for step in budget.measured(range(first + 1, rl.steps + 1)):
         started = time.monotonic()
         drawn, cursor = draw_prompts(config.seed, ids, state.cursor, rl.prompts_per_step, state.set_aside)
         mine = list(enumerate(drawn))[job.rank :: job.world_size]
@@ -94,12 +96,13 @@ def _train(
         if job.is_first:
             progress.update(step, f"reward {values['reward']:.3f}")
 
-        stop = any_rank(job.stop_requested)
+        stop = any_rank(budget.must_stop())
         if stop or step == rl.steps or step % rl.checkpoint.every_steps == 0:
-            metrics.commit(step)
-            learner.save(folder / "checkpoints", step, state.to_json())
+            with budget.save(step):
+                metrics.commit(step)
+                learner.save(folder / "checkpoints", step, state.to_json())
         if stop:
-            raise Stopped(f"rl: asked to stop, committed step {step} of {rl.steps}")
+            raise Stopped(f"rl: {budget.why()}, committed step {step} of {rl.steps}")
 
     dist.barrier()
     files = learner.export(tokenizer, folder / "model")

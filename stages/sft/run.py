@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from checkpoints.commit import remove_torn
 from checkpoints.manifest import Result, commit_manifest
+from data.budget import Budget
 from data.job import Job, Stopped
 from data.metrics import Metrics, metric_shards, read_metrics
 from data.progress import Progress
@@ -48,8 +49,9 @@ def _train(config: StageConfig, synth: Result, folder: Path, job: Job, metrics: 
     first, state = learner.resume(folder / "checkpoints") or (0, {"cursor": 0, "tokens": 0, "seconds": 0.0})
     metrics.resume(first)
     progress = Progress(folder, sft.steps, "steps", done=first, first=first)
+    budget = Budget(job, folder, "sft")
 
-    for step in range(first + 1, sft.steps + 1):
+    for step in budget.measured(range(first + 1, sft.steps + 1)):
         started = time.monotonic()
         rows = batch_rows(config.seed, len(examples), state["cursor"], sft.batch_sequences)
         batch = [examples[row] for row in rows]
@@ -66,12 +68,13 @@ def _train(config: StageConfig, synth: Result, folder: Path, job: Job, metrics: 
         if job.is_first:
             progress.update(step, f"loss {loss:.4f}")
 
-        stop = any_rank(job.stop_requested)
+        stop = any_rank(budget.must_stop())
         if stop or step == sft.steps or step % sft.checkpoint.every_steps == 0:
-            metrics.commit(step)
-            learner.save(folder / "checkpoints", step, state)
+            with budget.save(step):
+                metrics.commit(step)
+                learner.save(folder / "checkpoints", step, state)
         if stop:
-            raise Stopped(f"sft: asked to stop, committed step {step} of {sft.steps}")
+            raise Stopped(f"sft: {budget.why()}, committed step {step} of {sft.steps}")
 
     files = learner.export(tokenizer, folder / "model")
     if job.is_first:

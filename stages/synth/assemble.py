@@ -105,6 +105,7 @@ def assemble(
             splits = assign_splits(id_keys(table["id"]), config.synth.validation_share, config.synth.evaluation_share)
             for index, split in enumerate(SPLITS):
                 writers[split].add(table.filter(pa.array(splits == index)))
+        job.beat(f"block {block.index} is in the shards")
         progress.update(progress.done + block.tasks, "removing duplicates, writing shards")
     for writer in writers.values():
         writer.finish()

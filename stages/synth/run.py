@@ -13,7 +13,8 @@ from pathlib import Path
 
 from checkpoints.commit import commit
 from checkpoints.manifest import NAME, Result, commit_manifest, digest
-from data.job import Job
+from data.budget import Budget
+from data.job import Job, Stopped
 from data.progress import FILE, Progress
 from data.shards import read_provenance, write_shard
 from data.user_rows import check_user_file
@@ -72,11 +73,15 @@ def write_blocks(config: StageConfig, blocks: list[Block], folder: Path, job: Jo
     missing = [block for block in mine if not is_written(block, folder, provenance)]
     there = sum(block.tasks for block in mine) - sum(block.tasks for block in missing)
     progress = Progress(folder, sum(block.tasks for block in mine), "tasks", done=there, first=there)
-    for block, table in compute(partial(make_block, config), missing, config.synth.workers, job):
-        with commit(block.path(folder)) as aside:
+    budget = Budget(job, folder, "synth")
+    made = compute(partial(make_block, config), missing, config.synth.workers, job)
+    for block, table in budget.measured(made, lambda item: f"block {item[0].index}"):
+        with budget.save(block.index), commit(block.path(folder)) as aside:
             write_shard(aside, table, provenance)
         if job.is_first:
             progress.update(progress.done + block.tasks, "drawing and grading")
+        if budget.is_spent():  # on rank 0; the others end with it, and are not waited for
+            raise Stopped(f"synth: {budget.why()}, stopped between two blocks; the finished ones are kept")
 
 
 def is_written(block: Block, folder: Path, provenance: dict[str, str]) -> bool:
@@ -105,6 +110,7 @@ def wait_until(condition: Callable[[], bool], folder: Path, job: Job, what: str)
         signs = [path.stat().st_mtime_ns for path in (folder / FOLDER, folder / FILE) if path.exists()]
         if signs != seen:
             seen, since = signs, time.monotonic()
+            job.beat(f"waiting for {what}")
         if time.monotonic() - since > PATIENCE_SECONDS:
             raise TimeoutError(
                 f"rank {job.rank} on {job.node} has waited {PATIENCE_SECONDS:.0f} s for {what}, and nothing moved in "

@@ -18,8 +18,6 @@ from torch.distributed import HashStore, Store, TCPStore  # pyright: ignore[repo
 
 from data.job import Job
 
-START_SECONDS = 600.0
-"""How long the ranks wait for each other at the start."""
 SHARED_PARAMETERS = 1_000_000
 """Smaller models compute on one core."""
 
@@ -55,7 +53,8 @@ def distributed(job: Job) -> Generator[torch.device, None, None]:
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = job.interface
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     store = HashStore() if job.world_size == 1 else _meet(job)
-    dist.init_process_group(backend, store=store, rank=job.rank, world_size=job.world_size)
+    patience = timedelta(seconds=job.collective_seconds)
+    dist.init_process_group(backend, store=store, rank=job.rank, world_size=job.world_size, timeout=patience)
     try:
         yield device
     finally:
@@ -88,22 +87,37 @@ def _meet(job: Job) -> Store:
     or reaches the port of another job, does not find its token and looks again.
     """
     assert job.rendezvous is not None, "a job of several ranks has a rendezvous file"
-    timeout = timedelta(seconds=START_SECONDS)
+    timeout = timedelta(seconds=job.start_seconds)
     if job.is_first:
         token = secrets.token_hex(16)
         host = _address(job)
         store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timeout)
         store.set("token", token)
         _announce(job.rendezvous, {"host": host, "port": store.port, "token": token})
+        _wait_for_all(store, job)
         return store
-    deadline = time.monotonic() + START_SECONDS
+    deadline = time.monotonic() + job.start_seconds
     while time.monotonic() < deadline:
         store = _reach(job.rendezvous)
         if store is not None:
             store.set_timeout(timeout)
+            store.set(f"rank {job.rank}", job.node)
             return store
         time.sleep(0.05)
     raise TimeoutError(f"rank {job.rank} on {job.node}: rank 0 did not announce itself in {job.rendezvous}")
+
+
+def _wait_for_all(store: Store, job: Job) -> None:
+    """Until every rank has reached rank 0's store. TimeoutError names those that have not."""
+    waiting = list(range(1, job.world_size))
+    deadline = time.monotonic() + job.start_seconds
+    while waiting:
+        while waiting and store.check([f"rank {waiting[-1]}"]):
+            waiting.pop()
+        if waiting and time.monotonic() > deadline:
+            absent = [rank for rank in waiting if not store.check([f"rank {rank}"])]
+            raise TimeoutError(f"ranks {absent} have not reached rank 0 on {job.node} within {job.start_seconds:g} s")
+        time.sleep(0.01)
 
 
 def _reach(rendezvous: Path) -> TCPStore | None:

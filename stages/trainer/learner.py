@@ -39,7 +39,7 @@ class Learner:
         self.config = optimizer
         self.peak_learning_rate = learning_rate
         self.total_steps = total_steps
-        self.world_size = job.world_size
+        self.job, self.world_size = job, job.world_size
         self.keep = keep
         self.steps_done = 0
         use_cores(job, policy)
@@ -58,6 +58,7 @@ class Learner:
     def accumulate(self, loss: Tensor) -> None:
         """Add the gradient of `loss`, a rank's part of a sum that is already divided by the count over all ranks."""
         (loss * self.world_size).backward()  # FSDP takes the mean over the ranks
+        self.job.beat(f"a backward pass of optimizer step {self.steps_done + 1}")
 
     def step(self) -> float:
         """Clip the gradient, move the weights, forget the gradient. Returns its norm before clipping.
@@ -76,6 +77,7 @@ class Learner:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.steps_done += 1
+        self.job.beat(f"optimizer step {self.steps_done}")
         return norm
 
     def save(self, folder: Path, step: int, state: dict[str, Any]) -> None:
@@ -91,7 +93,8 @@ class Learner:
         path = sharded.latest(folder)
         if path is None:
             return None
-        step, state = sharded.load(path, self._tensors())
+        with self.job.slow(f"reading {path.name}"):
+            step, state = sharded.load(path, self._tensors())
         self.steps_done = state["optimizer_steps"]
         return step, state["caller"]
 
@@ -106,7 +109,8 @@ class Learner:
 
     def export(self, tokenizer: PreTrainedTokenizerFast, folder: Path) -> list[Path]:
         """Write the transformers model (without a value head) as a Hugging Face folder; see `export.write_model`."""
-        return write_model(self.policy.model, self.full_weights(), tokenizer, folder)
+        with self.job.slow("export of the model"):
+            return write_model(self.policy.model, self.full_weights(), tokenizer, folder)
 
     def _tensors(self) -> dict[str, Tensor]:
         """All that a checkpoint holds, by name; loading fills these in place."""

@@ -11,6 +11,7 @@ SLURM = {
     "SLURM_LOCALID": "1",
     "SLURM_STEP_NUM_TASKS": "4",
     "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+    "SLURM_STEP_NODELIST": "mx[0-1]",
     "SLURM_CPUS_ON_NODE": "16",
     "SLURMD_NODENAME": "mx1",
 }

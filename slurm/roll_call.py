@@ -1,0 +1,118 @@
+"""Who is there: each rank keeps a small file in `<attempt>/roll/<start>/`, from before it imports torch.
+
+It says where the rank runs and what it did last, and is written again every `PERIOD_SECONDS`, changed or not, so a rank
+that is frozen, or whose node is, falls silent. For 1024 ranks that is 100 writes of 200 bytes a second over the whole
+file system, where one metadata server of Lustre does tens of thousands. It is written in place: a rename would cost
+twice as much, and a reader that sees half of a file reads it again.
+"""
+
+import shutil
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from slurm.place import Place
+
+FOLDER = "roll"
+PERIOD_SECONDS = 10.0
+
+
+class Entry(BaseModel):
+    """One rank of one start. Times are Unix times of its own node."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    rank: int
+    node: str
+    pid: int
+    job_id: str
+    began: float
+    event: str
+    """What it did last."""
+    at: float
+    """When it did so."""
+    time: float
+    """When the rank's watchdog wrote this."""
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Ranks that have not started, and the nodes on which fewer ranks are than there should be."""
+
+    ranks: tuple[int, ...]
+    nodes: tuple[str, ...]
+    """Nothing where nobody says which nodes the job has."""
+
+    def __str__(self) -> str:
+        ranks = _listed("rank", self.ranks)
+        return f"{ranks} on {_listed('node', self.nodes)}" if self.nodes else ranks
+
+
+def folder_of(attempt: Path, place: Place) -> Path:
+    """Where the ranks of this start sign."""
+    return attempt / FOLDER / place.start
+
+
+def open_roll(attempt: Path, place: Place) -> Path:
+    """The folder of this start; rank 0 removes those of earlier ones, whose ranks, if any still run, then end."""
+    mine = folder_of(attempt, place)
+    mine.mkdir(parents=True, exist_ok=True)
+    if place.rank == 0:
+        for other in mine.parent.iterdir():
+            if other != mine:
+                shutil.rmtree(other, ignore_errors=True)
+    return mine
+
+
+def sign(roll: Path, entry: Entry) -> None:
+    """Write the file of one rank. FileNotFoundError when a later start has removed the folder."""
+    (roll / f"{entry.rank}.json").write_text(entry.model_dump_json())
+
+
+def read_roll(roll: Path) -> dict[int, Entry]:
+    """The ranks that have signed."""
+    entries = [_read(path) for path in roll.glob("*.json")]
+    return {entry.rank: entry for entry in entries if entry}
+
+
+def has_begun(attempt: Path, job_id: str) -> bool:
+    """Whether the first rank of a job has begun, in this start or an earlier one of which there is still a trace."""
+    first = [_read(path) for path in (attempt / FOLDER).glob("*/0.json")]
+    return any(entry is not None and entry.job_id == job_id for entry in first)
+
+
+def missing(place: Place, present: dict[int, Entry]) -> Missing:
+    """Who is not `present`. A node is known by its number of ranks, so how ranks were dealt out does not matter."""
+    ranks = tuple(rank for rank in range(place.world_size) if rank not in present)
+    counts = Counter(entry.node for entry in present.values())
+    return Missing(ranks, tuple(node for node, tasks in place.tasks.items() if counts[node] < tasks))
+
+
+def stuck(entries: Sequence[Entry], silent_seconds: float) -> Entry:
+    """Of ranks that wait for each other, the one that the others wait for.
+
+    That is one that is silent, because it is frozen or its node is gone, and else the one whose last event is oldest.
+    """
+    latest = max(entry.time for entry in entries)
+    silent = [entry for entry in entries if latest - entry.time > silent_seconds]
+    return min(silent, key=lambda entry: entry.time) if silent else min(entries, key=lambda entry: entry.at)
+
+
+def _read(path: Path) -> Entry | None:
+    """None when the file is gone, or still half-written after a moment."""
+    for _ in range(5):
+        try:
+            return Entry.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except ValidationError:
+            time.sleep(0.02)
+    return None
+
+
+def _listed(word: str, items: Sequence[object]) -> str:
+    names = ", ".join(map(str, items[:8])) + (f" and {len(items) - 8} more" if len(items) > 8 else "")
+    return f"{word}{'s' if len(items) > 1 else ''} {names}"

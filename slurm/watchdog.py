@@ -1,0 +1,179 @@
+"""A thread in each rank that ends the job when nothing moves, and says who hangs where.
+
+It keeps the rank's file of the roll (`slurm.roll_call`), looks once whether all ranks have started, and looks at
+`Job.pulse`. A call in C that holds the interpreter's lock stops this thread too, so faulthandler's own timer, which
+needs no lock, is wound up again at each look.
+"""
+
+import faulthandler
+import os
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+import psutil
+
+from data.job import Job
+from slurm.attempt import LOGS, JobFile
+from slurm.exclusions import exclude
+from slurm.place import Place
+from slurm.roll_call import PERIOD_SECONDS, Entry, missing, open_roll, read_roll, sign, stuck
+from slurm.verdict import Verdict, write_verdict
+
+STALLED = 70
+"""Exit code of a rank that ended the job because nothing moved."""
+LOOKS = 20
+"""How often a limit is looked at while it runs out."""
+SILENT_PERIODS = 4
+LAST_SECONDS = 5.0
+"""Between the verdict and the exit, after which Slurm kills the others: they dump their stacks as well."""
+LOCK_SECONDS = 60.0
+"""How much longer than the limit faulthandler's timer waits: first the thread, which can say more."""
+
+
+def stacks_file(attempt: Path, place: Place) -> Path:
+    """Where a rank that hangs leaves its stacks."""
+    return attempt / LOGS / f"{place.job_id}_{place.rank}_stacks.txt"
+
+
+class Watchdog:
+    """Watches one rank."""
+
+    def __init__(self, attempt: Path, place: Place, job: Job, job_file: JobFile, roll: Path) -> None:
+        """`roll` is the folder of this start."""
+        self.attempt, self.place, self.job, self.job_file, self.roll = attempt, place, job, job_file, roll
+        self.stall, self.slow = 60 * job_file.watch.stall_minutes, 60 * job_file.watch.slow_minutes
+        self.began, self.ended = time.monotonic(), threading.Event()
+        self.tick = min(PERIOD_SECONDS, self.stall / LOOKS, job.start_seconds / LOOKS)
+        self.silent = SILENT_PERIODS * max(self.tick, 1.0)
+        self.all_here = place.world_size == 1
+        self.stacks = stacks_file(attempt, place)
+        self.stream = self.stacks.open("w")
+
+    def watch(self) -> None:
+        """Until `ended` is set."""
+        while True:
+            faulthandler.dump_traceback_later(self._limit() + LOCK_SECONDS, exit=True, file=self.stream)
+            if self.ended.wait(self.tick):
+                return
+            self._sign()
+            if not self.all_here and time.monotonic() - self.began > self.job.start_seconds:
+                self._call_roll()
+            if self._age() > self._limit():
+                self._end_stalled()
+
+    def close(self) -> None:
+        """Put the timer away."""
+        faulthandler.cancel_dump_traceback_later()
+        self.stream.close()
+        self.stacks.unlink(missing_ok=True)
+
+    def _limit(self) -> float:
+        return self.slow if self.job.pulse.is_slow else self.stall
+
+    def _age(self) -> float:
+        return time.monotonic() - self.job.pulse.at
+
+    def _sign(self) -> None:
+        try:
+            sign(self.roll, entry_of(self.place, self.job, self.began))
+        except FileNotFoundError:
+            say(f"{self.attempt.name} was started again elsewhere: rank {self.place.rank} of {self.place.start} ends")
+            os._exit(STALLED)
+        except OSError as error:
+            say(f"the roll is not on disk: {error}")  # a full disk: the stage itself says what that means for it
+
+    def _call_roll(self) -> None:
+        """The lowest of the ranks that are there says who is not, and whose nodes are avoided."""
+        present = read_roll(self.roll)
+        absent = missing(self.place, present)
+        self.all_here = not absent.ranks
+        if self.all_here or min(present, default=self.place.rank) != self.place.rank:
+            return
+        minutes = f"{self.job_file.watch.start_minutes:g} minutes"
+        message = f"{absent} did not start within {minutes} (slurm.watch.start_minutes)"
+        if absent.nodes:
+            run = (self.attempt / self.job_file.run_folder).resolve()
+            exclude(run, absent.nodes, message, self.job_file.watch.exclude_hours)
+        self._end(Verdict.of("node" if absent.nodes else "error", message, self.place, absent.nodes))
+
+    def _end_stalled(self) -> NoReturn:
+        """Name the rank for which the others wait, which is this one when there are no others."""
+        age = self._age()
+        self.stream.write(f"{self.place.node}, rank {self.place.rank}: {self.job.pulse.event!r} {age:.0f} s ago\n")
+        self.stream.write(_children())
+        self.stream.flush()
+        faulthandler.dump_traceback(file=self.stream, all_threads=True)
+        mine = entry_of(self.place, self.job, self.began)
+        others = [entry for rank, entry in read_roll(self.roll).items() if rank != self.place.rank]
+        found = stuck([mine, *others], self.silent)
+        frozen = mine.time - found.time > self.silent
+        key = "slow_minutes" if self.job.pulse.is_slow else "stall_minutes"
+        message = (
+            f"rank {found.rank} on {found.node} hangs: its last event was {found.event!r}, {mine.time - found.at:.0f} "
+            f"s ago{', and it is frozen or gone' if frozen else ''}; rank {self.place.rank} on {self.place.node} has "
+            f"waited {self._limit() / 60:g} minutes (slurm.watch.{key}); its stacks: {self.stacks}"
+        )
+        verdict = Verdict.of("error", message, self.place)
+        self._end(verdict.model_copy(update={"rank": found.rank, "node": found.node}))
+
+    def _end(self, verdict: Verdict) -> NoReturn:
+        write_verdict(self.attempt, verdict, self.place.rank)
+        say(f"error: {verdict.message}")
+        time.sleep(LAST_SECONDS)
+        os._exit(STALLED)
+
+
+@contextmanager
+def watched(attempt: Path, place: Place, job: Job, job_file: JobFile, roll: Path) -> Generator[None]:
+    """Watch this rank for the length of the block."""
+    watchdog = Watchdog(attempt, place, job, job_file, roll)
+    thread = threading.Thread(target=watchdog.watch, name="watchdog", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        watchdog.ended.set()
+        thread.join()
+        watchdog.close()
+
+
+def begin(attempt: Path, place: Place) -> Path:
+    """Sign the roll for the first time, and return its folder."""
+    roll = open_roll(attempt, place)
+    sign(roll, entry_of(place, Job(), time.monotonic()))
+    return roll
+
+
+def entry_of(place: Place, job: Job, began: float) -> Entry:
+    """What the roll says of this rank now; `began` is on the monotonic clock."""
+    now, moment = time.time(), time.monotonic()
+    return Entry(
+        rank=place.rank,
+        node=place.node,
+        pid=os.getpid(),
+        job_id=place.job_id,
+        began=now - (moment - began),
+        event=job.pulse.event,
+        at=now - (moment - job.pulse.at),
+        time=now,
+    )
+
+
+def say(text: str) -> None:
+    """A line of the job's log, past Python's stream, whose lock the thread that hangs may hold."""
+    os.write(1, f"{text}\n".encode())
+
+
+def _children() -> str:
+    """Processes below this one: a rank may hang because it waits for one of them."""
+    lines: list[str] = []
+    for child in psutil.Process().children(recursive=True):
+        try:
+            lines.append(f"child {child.pid}, {child.status()}: {' '.join(child.cmdline())[:200]}\n")
+        except psutil.NoSuchProcess:
+            continue
+    return "".join(lines)
