@@ -112,7 +112,10 @@ def gather(account: bool = False, reservation: bool = False) -> Facts:
     with ThreadPoolExecutor(len(questions)) as pool:
         answers = {name: pool.submit(_or_unknown, question) for name, question in questions.items()}
     found: dict[str, Any] = {name: answer.result() for name, answer in answers.items()}
-    return Facts(**{name: value for name, value in found.items() if value is not None})
+    # No partition, node or QOS at all is no answer of a cluster; no reservation is.
+    return Facts(
+        **{name: value for name, value in found.items() if value or (name == "reservations" and value is not None)}
+    )
 
 
 def _ask(*command: str) -> list[str]:
