@@ -113,6 +113,9 @@ def _check_nodes(job_file: JobFile, attempt: Path, place: Place) -> None:
             f"this run avoids {place.node} until {until} ({entry.reason}); submit with --exclude={place.node}, or "
             f"remove {_run_folder(job_file, attempt) / FILE}",
         )
+    from slurm.health.preflight import preflight
+
+    preflight(place, job_file, attempt)
 
 
 def _avoid(bad: BadNode, job_file: JobFile, attempt: Path) -> None:

@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -26,6 +27,9 @@ from workflow.paths import RunPaths
 
 GRADER_SECONDS = 120.0
 SITE_SECONDS = 30.0
+COLOURS = {"bad": "bold red", "unknown": "yellow", "ok": "green", "not run": "dim"}
+"""In the order of the table."""
+SHOWN_NODES = 4
 WIDTH = 160
 """Columns of the table where there is no terminal."""
 
@@ -121,16 +125,33 @@ def check_site(node: str) -> list[Finding]:
 
 
 def show(found: Iterable[Finding], folder: Path) -> None:
-    """The table: on a terminal in colour, else as plain text that a mail can carry."""
+    """The table, the worst first: on a terminal in colour, else as plain text that a mail can carry."""
     title = f"Qianka's doctor, {time.strftime('%Y-%m-%d %H:%M %Z')}, {folder}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("check", "node", "verdict", "measured", "way out"):
         table.add_column(column, overflow="fold", no_wrap=column in ("node", "verdict"))
-    colours = {"ok": "green", "bad": "bold red", "unknown": "yellow", "not run": "dim"}
-    for each in found:
-        verdict = Text(each.verdict, style=colours[each.verdict])
+    for each in sorted(merged(found), key=lambda finding: list(COLOURS).index(finding.verdict)):
+        verdict = Text(each.verdict, style=COLOURS[each.verdict])
         table.add_row(Text(each.check), Text(each.node), verdict, Text(each.measured), Text(each.way_out))
     Console(width=None if sys.stdout.isatty() else WIDTH).print(table)
+
+
+def merged(found: Iterable[Finding]) -> list[Finding]:
+    """One row for the nodes that say the same, and one for those that are well, whatever each has measured."""
+    groups: dict[tuple[str, ...], list[Finding]] = {}
+    for each in found:
+        same = () if each.verdict in ("ok", "not run") else (each.measured, each.way_out)
+        groups.setdefault((each.check, each.verdict, *same), []).append(each)
+    rows: list[Finding] = []
+    for group in groups.values():
+        first, nodes = group[0], list(dict.fromkeys(each.node for each in group))
+        names = ", ".join(nodes[:SHOWN_NODES]) + (
+            f" and {len(nodes) - SHOWN_NODES} more" if nodes[SHOWN_NODES:] else ""
+        )
+        differ = any(each.measured != first.measured for each in group)
+        measured = f"{first.node}: {first.measured}" if differ else first.measured
+        rows.append(replace(first, node=names, measured=measured))
+    return rows
 
 
 def draft() -> int:

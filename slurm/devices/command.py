@@ -9,6 +9,8 @@ from pathlib import Path
 
 SECONDS = 20.0
 """Eight cards are read in a few seconds; a tool that takes longer waits for a driver that does not answer."""
+HUNG = "gave no answer"
+"""In what is said of a tool that had to be ended."""
 MOST_BYTES = 1 << 20
 """Longer answers are cut: nothing that a tool says of a node is so long."""
 
@@ -39,7 +41,7 @@ def ask(tool: Path, *arguments: str, seconds: float = SECONDS) -> Answer:
     try:
         out, errors = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        return Answer("", f"`{command}` gave no answer in {seconds:g} s and was ended; {_end(process)}", hung=True)
+        return Answer("", f"`{command}` {HUNG} in {seconds:g} s and was ended; {_end(process)}", hung=True)
     text = out[:MOST_BYTES].decode(errors="replace")
     if process.returncode != 0:
         said = (errors.decode(errors="replace").strip() or text.strip()).splitlines()

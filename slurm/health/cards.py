@@ -5,6 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 from slurm.devices.builds import vendor_builds
+from slurm.devices.command import HUNG
 from slurm.devices.device import Devices, health
 from slurm.devices.events import is_fault, scan_log
 from slurm.devices.read import read_devices
@@ -33,7 +34,7 @@ def check_cards(node: str, wanted: int) -> list[Finding]:
 
 def judge_devices(node: str, found: Devices, wanted: int) -> list[Finding]:
     """The state of each card that is not well, and one line for those that are."""
-    findings = [Finding("cards", node, "unknown", text) for text in found.trouble]
+    findings = [_trouble(node, text) for text in found.trouble]
     healthy = 0
     for device in found.devices:
         judged, _, why = health(device).partition(": ")
@@ -56,6 +57,11 @@ def judge_devices(node: str, found: Devices, wanted: int) -> list[Finding]:
     elif found.kind == "cpu":
         findings.append(Finding("cards", node, "ok", "no card, and none is asked for"))
     return findings
+
+
+def _trouble(node: str, text: str) -> Finding:
+    """A tool that hangs waits for a driver that does not answer; anything else may be a layout that nobody has seen."""
+    return Finding("cards", node, "bad", text, REPLACE) if HUNG in text else Finding("cards", node, "unknown", text)
 
 
 def _visible(node: str) -> Finding:

@@ -162,7 +162,7 @@ CLOCK_SECONDS = 1.0
 
 def judge_clock(check: str, node: str, skew: float, uncertainty: float) -> Finding:
     """`skew` seconds, known to within `uncertainty`: beyond the limit, within it, or not known well enough."""
-    measured = f"{skew:+.3f} s, known to {uncertainty:.3f} s, limit {CLOCK_SECONDS:g} s"
+    measured = f"{skew:+.4f} s, known to {uncertainty:.4f} s, limit {CLOCK_SECONDS:g} s"
     if abs(skew) - uncertainty > CLOCK_SECONDS:
         return Finding(check, node, "bad", measured, CLOCKS)
     return Finding(check, node, "ok" if abs(skew) + uncertainty <= CLOCK_SECONDS else "unknown", measured)

@@ -28,8 +28,7 @@ def preflight(place: Place, job_file: JobFile, attempt: Path) -> None:
 
     Raises BadNode, and ValueError for a full run folder, which is no fault of the node.
     """
-    nodes = -(-place.world_size // job_file.tasks_per_node)
-    if place.starter != "slurm" or nodes < job_file.watch.preflight_nodes:
+    if place.starter != "slurm" or len(place.tasks) < job_file.watch.preflight_nodes:
         return
     begin, kind = time.monotonic(), kind_of_node()
     found = check_node(attempt, place.node) if place.local_rank == 0 else []
