@@ -5,10 +5,12 @@ from slurm.callers import end_with_callers, pass_signals_on
 from workflow.config import load
 from workflow.force import Force
 from workflow.paths import RunPaths
+from workflow.profile import over_profile
 from workflow.request import triggers
 from workflow.session import accept_published, begin
 
-settings = load([str(path) for path in workflow.configfiles], workflow.config_settings.config)
+given = over_profile(workflow.config_settings.config, sys.argv)
+settings = load([str(path) for path in workflow.configfiles], given)
 paths = RunPaths(settings.name)
 python = sys.executable
 force = Force(workflow, settings)

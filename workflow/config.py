@@ -23,6 +23,7 @@ from stages.synth.config import SynthConfig
 from stages.trainer.config import ModelConfig
 from workflow.layers import Layer, is_override, merge, read_file, read_override
 from workflow.mistakes import describe
+from workflow.profile import with_profile
 
 INPUTS: dict[str, tuple[str, ...]] = {
     "synth": (),
@@ -52,6 +53,9 @@ class RunConfig(Section):
     """The run's folder under runs/; by default the name of the first config file."""
     source: str = ""
     """The first config file, filled in by Qianka: a run folder belongs to one config."""
+    profile: str = ""
+    """The site: local, slurm, metax, or a folder with a site.yaml, over which everything else wins. Only config files
+    have it; the resolved config has its values instead."""
     seed: int = Field(default=1, ge=0, lt=2**31)
     environment: EnvironmentConfig = Field(default=ArithmeticConfig())
     model: ModelConfig = Field(default=ModelConfig())
@@ -74,6 +78,7 @@ class RunConfig(Section):
 def load(arguments: Sequence[str], extra: Mapping[str, Any] | None = None) -> RunConfig:
     """Read config files and overrides `dotted.key=value`, the later over the earlier; no file means the default one.
 
+    Below them all is the profile that one of them names.
     `extra` is laid over them (Snakemake's --config). Raises ValueError that names the key, its source and the valid
     keys.
     """
@@ -82,6 +87,10 @@ def load(arguments: Sequence[str], extra: Mapping[str, Any] | None = None) -> Ru
     layers += [read_override(argument) for argument in arguments if is_override(argument)]
     if extra:
         layers.append(Layer("--config", dict(extra)))
+    layers = with_profile(layers)
+    for layer in layers:
+        if "source" in layer.values and Path(layer.source).name != "config.json":
+            raise ValueError(f"{layer.where(('source',))}: `source` is filled in by Qianka; remove it")
     first = Path(files[0])
     values = {"name": re.sub(r"[^A-Za-z0-9._-]+", "-", first.stem), "source": identity(first), **merge(layers)}
     try:

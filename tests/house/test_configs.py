@@ -27,8 +27,8 @@ def test_a_shipped_algorithm_parses(path):
     assert load_algorithm(path.stem).name == path.stem
 
 
-def test_every_yaml_file_is_a_config_or_an_algorithm_or_a_profile(tracked):
-    profiles = set((ROOT / "profiles").glob("*/config.yaml"))
+def test_every_yaml_file_is_a_config_or_an_algorithm_or_of_a_profile(tracked):
+    profiles = {*(ROOT / "profiles").glob("*/config.yaml"), *(ROOT / "workflow" / "profiles").glob("*/*.yaml")}
     assert {ROOT / name for name in tracked if name.endswith(".yaml")} == {*RUNS, *ALGORITHMS, *profiles}
     for path in profiles:
         assert yaml.safe_load(path.read_text())
