@@ -76,8 +76,10 @@ class Waiter:
         self.log = log_of(attached.folder, attached.record.job_id)
         self.offset: int | None = None if attached.how == "re-attached" else 0
         self.text = ""
-        self.reading = read_progress(self.attempt)
+        self.before = read_progress(self.attempt) if attached.how == "resumed" else None
+        """How far the last start was, until the next one goes on."""
         self.nodes = ""
+        self.restarts: int | None = None
         self.ran = 0.0
         """Unix time at which the job was last seen to run; 0 while it waits for its first start, or for another one."""
         self.silent_since = ""
@@ -131,24 +133,29 @@ class Waiter:
             self.silent_since = ""
 
     def _follow(self, found: State) -> None:
-        """Ask why, when a job that ran has to start again."""
-        if found.is_running and found.said:
-            self.nodes, self.ran = found.said.nodes or self.nodes, time.time()
-        elif (
-            self.ran and (found.word in ("PENDING", "REQUEUED") or found.kind is Kind.RETURNING) and self.record.job_id
-        ):
-            job_id, nodes, ran, verdict = self.record.job_id, self.nodes, self.ran, read_verdict(self.attempt)
+        """Ask why, when a job that ran has to start again; it may do so between two looks."""
+        said, job_id = found.said, self.record.job_id
+        if said is None or job_id is None:
+            return
+        rose = said.restarts is not None and self.restarts is not None and said.restarts > self.restarts
+        if self.ran and (rose or found.kind is Kind.RETURNING):
+            nodes, ran, verdict = self.nodes, self.ran, read_verdict(self.attempt)
             self.why, self.ran = in_background(lambda: why_again(job_id, nodes, ran, verdict)), 0.0
+            self.before = self.before or read_progress(self.attempt)
+        self.restarts = self.restarts if said.restarts is None else said.restarts
+        if found.is_running:
+            self.nodes, self.ran = said.nodes or self.nodes, time.time()
 
     def _show(self) -> None:
         """The log, how far the job is, and what is known by now of why it starts again."""
         if self.why is not None and self.why.done():
             self.display.say(f"job {self.record.job_id} {self.why.result()}")
             self.why = None
-        before, self.reading = self.reading, read_progress(self.attempt) or self.reading
-        if before and self.reading and before["started"] != self.reading["started"]:
-            self.display.say(went_on(before, self.reading))
-        self.display.progress(self.reading)
+        reading = read_progress(self.attempt)
+        if self.before and reading and self.before["started"] != reading["started"]:
+            self.display.say(went_on(self.before, reading))
+            self.before = None
+        self.display.progress(reading)
         self._stream()
 
     def _stream(self) -> None:

@@ -12,6 +12,7 @@ from slurm.config import SlurmConfig
 from slurm.record import Executor
 
 TIMEOUT_SECONDS = 60
+COLUMNS = "--Format=State:|,Reason:|,NodeList:|,RestartCnt:|"
 BROKEN = ("down", "drain", "drng", "fail", "unk")
 """States of a node, in sinfo's short words, in which it takes no job; `*` says that it does not answer."""
 ABSENT = re.compile(r"Invalid job id", re.IGNORECASE)
@@ -58,6 +59,8 @@ class Said:
     nodes: str = ""
     by: str = ""
     """squeue or sacct."""
+    restarts: int | None = None
+    """How often Slurm has started the job again; None when it was not said."""
 
     @property
     def word(self) -> str:
@@ -89,11 +92,12 @@ def choose_executor(config: SlurmConfig) -> Executor:
 
 def squeue(job_id: str) -> Said | None:
     """State of a job that slurmctld knows; None when it knows none of this id. Raises NoAnswer."""
-    lines = ask("squeue", "--noheader", "--states=all", f"--jobs={job_id}", "--format=%T|%r|%N")
+    lines = ask("squeue", "--noheader", "--states=all", f"--jobs={job_id}", COLUMNS)
     if not lines:
         return None
-    state, reason, nodes = (part.strip() for part in f"{lines[0]}||".split("|")[:3])
-    return Said(state, "" if reason == "None" else reason, nodes, "squeue")
+    state, reason, nodes, restarts = (part.strip() for part in f"{lines[0]}|||".split("|")[:4])
+    count = int(restarts) if restarts.isdigit() else None
+    return Said(state, "" if reason == "None" else reason, nodes, "squeue", count)
 
 
 def sacct(job_id: str) -> Said | None:
