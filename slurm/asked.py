@@ -78,7 +78,7 @@ class Asked:
 
 def _placed(slurm: SlurmConfig, stage: str, avoided: Iterable[str]) -> dict[str, tuple[str, Value]]:
     """The options that keep the job close together on the site's topology. ValueError when it does not fit there."""
-    if not slurm.topology:
+    if not slurm.topology or slurm.resources(stage).nodes == 1:
         return {}
     from slurm.topology import site
     from slurm.topology.options import sbatch_options

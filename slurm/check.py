@@ -1,6 +1,5 @@
 """Whether what the config asks of Slurm can be had, before anything is submitted, from a Slurm that answers in time."""
 
-import difflib
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,11 +24,12 @@ def check_slurm(slurm: SlurmConfig, stages: Sequence[str], run_folder: Path) -> 
     asked = [Asked.of(slurm, stage, run_folder) for stage in stages]
     named = {option for each in asked for option in each.options}
     facts = gather(account="account" in named, reservation="reservation" in named)
-    problems = [problem for each in asked for problem in _problems(each, facts)] + _topology(slurm.topology, facts)
+    wrong, known = _topology(slurm.topology)
+    problems = [problem for each in asked for problem in _problems(each, facts)] + wrong
     problems = problems or trials(asked)
     if problems:
         raise ValueError("\n".join(dict.fromkeys(problems)))
-    return list(dict.fromkeys(note for each in asked for note in _notes(each, facts)))
+    return list(dict.fromkeys([*(note for each in asked for note in _notes(each, facts)), *known]))
 
 
 def _problems(asked: Asked, facts: Facts) -> Iterator[str]:
@@ -157,22 +157,17 @@ def feature_names(constraint: str) -> list[str]:
     return [name for part in OPERATORS.sub(" ", constraint).split() if (name := part.strip())]
 
 
-def _topology(file: str, facts: Facts) -> list[str]:
-    """Nodes of the site's topology file that Slurm does not know."""
-    if not file or facts.nodes is None:
+def _topology(file: str) -> list[str]:
+    """What is worth knowing of the site's topology file. ValueError when Slurm knows it otherwise."""
+    if not file:
         return []
-    from slurm.topology import site
+    from slurm.topology.agree import check_against_slurm
+    from slurm.topology.site import load
 
-    known = {node.name for node in facts.nodes}
-    strange = [name for supernode in site.load(Path(file)).supernodes for name in supernode.nodes if name not in known]
-    if not strange:
+    try:
+        return check_against_slurm(load(Path(file)), SECONDS)
+    except NoAnswer:
         return []
-    near = difflib.get_close_matches(strange[0], known, 1)
-    meant = f"; for {strange[0]}, did you mean {near[0]}?" if near else ";"
-    return [
-        f"slurm.topology: {file} names nodes that Slurm does not know: {listed(strange)}{meant} "
-        "`qianka doctor --topology` drafts a file from what Slurm says"
-    ]
 
 
 def _dependency(asked: Asked) -> Iterator[str]:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from slurm.nodelist import fold
-from slurm.topology.cluster import Node, Part, slurm_nodes, slurm_topology
+from slurm.topology.cluster import Network, Node, Part, ask_slurm
 
 UNPLACED = "in none of them, so left out; give them a place if jobs run there"
 LINKS = """
@@ -23,10 +23,10 @@ nics: [] # for people: which network cards a node has, and which is used for wha
 
 def draft() -> str:
     """The text of a topology file for this cluster. Raises `slurm.queue.NoAnswer` when Slurm does not answer."""
-    return draft_from(slurm_nodes(), slurm_topology())
+    return draft_from(*ask_slurm())
 
 
-def draft_from(nodes: dict[str, Node], network: tuple[str, list[Part]]) -> str:
+def draft_from(nodes: dict[str, Node], network: Network) -> str:
     """The draft for what Slurm said."""
     with_cards = {name: node for name, node in nodes.items() if node.cards}
     used = with_cards or nodes
@@ -59,12 +59,11 @@ def _cards(cards: int, with_cards: dict[str, Node], nodes: dict[str, Node]) -> I
         yield f"# {fold(without)}: no gpu Gres, left out"
 
 
-def _parts(nodes: dict[str, Node], network: tuple[str, list[Part]]) -> tuple[str, list[Part], str]:
+def _parts(nodes: dict[str, Node], network: Network) -> tuple[str, list[Part], str]:
     """What are taken for supernodes, what Slurm calls them, and why they are taken."""
-    kind, parts = network
-    if parts:
-        word = {"tree": "leaf switch", "block": "block"}[kind]
-        return kind, parts, f"guess: each {word} is a supernode"
+    if network.parts:
+        word = {"tree": "leaf switch", "block": "block"}[network.kind]
+        return network.kind, list(network.parts), f"guess: each {word} is a supernode"
     family = _family(nodes.values())
     if family:
         named = {name: next(f for f in node.features if _stem(f) == family) for name, node in nodes.items()}
@@ -121,4 +120,4 @@ def _supernode(part: Part, names: list[str], nodes: dict[str, Node], cards: int,
         words.append(f"cards: {own}")
     yield f"  - {{{', '.join(words)}}}"
     if odd:
-        yield f"  # {fold(odd)}: not the {own} cards of the rest of {part.name}, so left out; a supernode has one number"
+        yield f"  # {fold(odd)}: not the {own} cards of the rest of {part.name}, left out; a supernode has one number"
