@@ -24,8 +24,8 @@ def check_slurm(slurm: SlurmConfig, stages: Sequence[str], run_folder: Path) -> 
     asked = [Asked.of(slurm, stage, run_folder) for stage in stages]
     named = {option for each in asked for option in each.options}
     facts = gather(account="account" in named, reservation="reservation" in named)
-    wrong, known = _topology(slurm.topology)
-    problems = [problem for each in asked for problem in _problems(each, facts)] + wrong
+    known = _topology(slurm.topology)
+    problems = [problem for each in asked for problem in _problems(each, facts)]
     problems = problems or trials(asked)
     if problems:
         raise ValueError("\n".join(dict.fromkeys(problems)))
@@ -157,17 +157,19 @@ def feature_names(constraint: str) -> list[str]:
     return [name for part in OPERATORS.sub(" ", constraint).split() if (name := part.strip())]
 
 
-def _topology(file: str) -> list[str]:
-    """What is worth knowing of the site's topology file. ValueError when Slurm knows it otherwise."""
+def _topology(file: str) -> tuple[list[str], list[str]]:
+    """Where the site's topology file and Slurm disagree, and what else is worth knowing of it."""
     if not file:
-        return []
+        return [], []
     from slurm.topology.agree import check_against_slurm
     from slurm.topology.site import load
 
     try:
-        return check_against_slurm(load(Path(file)), SECONDS)
+        return [], check_against_slurm(load(Path(file)), SECONDS)
     except NoAnswer:
-        return []
+        return [], []
+    except ValueError as error:
+        return str(error).splitlines(), []
 
 
 def _dependency(asked: Asked) -> Iterator[str]:
