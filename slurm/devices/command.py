@@ -24,7 +24,7 @@ class Answer:
     hung: bool = False
 
 
-def ask(tool: Path, *arguments: str, seconds: float = SECONDS) -> Answer:
+def ask(tool: Path, *arguments: str) -> Answer:
     """Run a tool, its standard error apart, and end it with all that it started when it takes too long."""
     command = " ".join((tool.name, *arguments))
     try:
@@ -39,9 +39,9 @@ def ask(tool: Path, *arguments: str, seconds: float = SECONDS) -> Answer:
     except OSError as error:
         return Answer("", f"`{command}` cannot be started: {error.strerror}")
     try:
-        out, errors = process.communicate(timeout=seconds)
+        out, errors = process.communicate(timeout=SECONDS)
     except subprocess.TimeoutExpired:
-        return Answer("", f"`{command}` {HUNG} in {seconds:g} s and was ended; {_end(process)}", hung=True)
+        return Answer("", f"`{command}` {HUNG} in {SECONDS:g} s and was ended; {_end(process)}", hung=True)
     text = out[:MOST_BYTES].decode(errors="replace")
     if process.returncode != 0:
         said = (errors.decode(errors="replace").strip() or text.strip()).splitlines()

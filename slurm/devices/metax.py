@@ -43,12 +43,12 @@ def read_metax(tool: Path) -> Devices:
         trouble.extend([answer.trouble] if answer.trouble else [])
         return not answer.hung
 
-    if all(question(arguments) for arguments in (TABLE, LIST, REASON, ECC, TOPO, PROCESSES)):
-        so_far = metax_devices(texts).devices
-        if any(device.state is None for device in so_far) and not question(JSON):
-            return metax_devices(texts, tuple(trouble))
-        if not so_far or any(device.temperature is None for device in so_far):
-            question(DMON)
+    answers = all(question(arguments) for arguments in (TABLE, LIST, REASON, ECC, TOPO, PROCESSES))
+    so_far = metax_devices(texts).devices
+    if answers and any(device.state is None for device in so_far):
+        answers = question(JSON)
+    if answers and (not so_far or any(device.temperature is None for device in so_far)):
+        question(DMON)
     return metax_devices(texts, tuple(trouble))
 
 

@@ -27,13 +27,11 @@ def parse_topo(text: str) -> Found:
             nics[nic[1]] = nic[2]
         elif BANNER.fullmatch(line) or LEGEND.fullmatch(line):
             continue
-        elif not ends and words and END.fullmatch(words[0]) and len(words) > 1 and words[1] != "X":
+        elif not ends:
             ends = _ends(words)
             left += [] if ends else [line]
-        elif not ends and len(words) == 1 + sum(bool(END.fullmatch(word)) for word in words):
-            left.append(line)
         else:
-            row = _row(words, ends) if words and words[0] not in links else None
+            row = _row(words, ends) if words[0] not in links else None
             if row is None:
                 left.append(line)
             else:
@@ -43,9 +41,11 @@ def parse_topo(text: str) -> Found:
 
 
 def _ends(words: list[str]) -> list[str]:
-    """The columns of the header up to the last end; none when one stands there twice."""
-    last = max(number for number, word in enumerate(words) if END.fullmatch(word))
-    ends = words[: last + 1]
+    """The columns of the header up to the last end; none when it is no header, or an end stands there twice."""
+    numbers = [number for number, word in enumerate(words) if END.fullmatch(word)]
+    if not numbers or numbers[0] != 0 or "X" in words:
+        return []
+    ends = words[: numbers[-1] + 1]
     return ends if len(set(ends)) == len(ends) else []
 
 
