@@ -24,8 +24,8 @@ def check_slurm(slurm: SlurmConfig, stages: Sequence[str], run_folder: Path) -> 
     asked = [Asked.of(slurm, stage, run_folder) for stage in stages]
     named = {option for each in asked for option in each.options}
     facts = gather(account="account" in named, reservation="reservation" in named)
-    known = _topology(slurm.topology)
-    problems = [problem for each in asked for problem in _problems(each, facts)]
+    wrong, known = _topology(slurm.topology)
+    problems = [problem for each in asked for problem in _problems(each, facts)] + wrong
     problems = problems or trials(asked)
     if problems:
         raise ValueError("\n".join(dict.fromkeys(problems)))
