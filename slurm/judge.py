@@ -10,9 +10,10 @@ from slurm import state
 from slurm.attempt import JobFile, is_cancelled, read_job_file
 from slurm.background import in_background
 from slurm.exclusions import exclude
-from slurm.launch import blamed_by_srun, blamed_for_silence, has_begun
+from slurm.launch import blamed_by_srun, blamed_for_silence
 from slurm.queue import NoAnswer
 from slurm.record import Record
+from slurm.roll_call import has_begun
 from slurm.state import Kind, State
 from slurm.verdict import read_verdict
 from slurm.words import is_held, way_out

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from slurm import queue
-from slurm.attempt import LOGS, log_of
+from slurm.attempt import LOGS
 from slurm.nodelist import expand
 from slurm.queue import NoAnswer
 
@@ -16,7 +16,6 @@ ERRORS = (
     re.compile(r"srun: error: (\S+): tasks? \S+: (?:Exited with exit code 2(?:0[3-6])|unable to execve)"),
 )
 """What srun and slurmstepd say of a node on which a step could not start."""
-ROLL = "roll"
 READ_BYTES = 65536
 
 
@@ -34,14 +33,6 @@ def blamed_by_srun(attempt: Path, job_id: str) -> dict[str, str]:
             if match:
                 found |= dict.fromkeys(expand(match[1]), line.strip())
     return found
-
-
-def has_begun(attempt: Path, job_id: str) -> bool:
-    """Whether any rank of the job has written its first words, or how it ended."""
-    log = log_of(attempt, job_id)
-    if any(attempt.glob("verdict-*.json")) or any((attempt / ROLL).glob("*")):
-        return True
-    return log.exists() and f"job {job_id}" in log.read_text(errors="replace")
 
 
 def blamed_for_silence(nodes: str) -> tuple[str, ...]:
