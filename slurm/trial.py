@@ -10,7 +10,10 @@ from slurm.asked import Asked
 from slurm.facts import SECONDS
 from slurm.queue import QueueFull, submit_error
 
-PASSES = re.compile(r"nodes? (are|is) busy|not available \(|not available now|Slurm controller|Job dependency", re.I)
+PASSES = re.compile(
+    r"nodes? (are|is) busy|not available \(|not available now|Job dependency|configuration source|munge|authentication",
+    re.IGNORECASE,
+)
 """What another time may cure."""
 MEANT = (
     (r"partition", ("partition",)),
