@@ -68,9 +68,8 @@ class Budget:
             yield step
             if index == 0:
                 self.job.pulse.has_started()
-            if index == 1:
-                self.steps.clear()
-            self.steps.append(time.monotonic() - self.began - self.saving)
+            else:
+                self.steps.append(time.monotonic() - self.began - self.saving)
             self.began, self.saving = time.monotonic(), 0.0
 
     @contextmanager

@@ -27,7 +27,8 @@ STALLED = 70
 """Exit code of a rank that ended the job because nothing moved."""
 LOOKS = 20
 """How often a limit is looked at while it runs out."""
-SILENT_PERIODS = 4
+SILENT_SECONDS = 60.0
+"""A rank that has not written its file for so long, or for half the limit, is frozen or gone."""
 LAST_SECONDS = 5.0
 """Between the verdict and the exit, after which Slurm kills the others: they dump their stacks as well."""
 LOCK_SECONDS = 60.0
@@ -48,7 +49,7 @@ class Watchdog:
         self.stall, self.slow = 60 * job_file.watch.stall_minutes, 60 * job_file.watch.slow_minutes
         self.began, self.ended = time.monotonic(), threading.Event()
         self.tick = min(PERIOD_SECONDS, self.stall / LOOKS, job.start_seconds / LOOKS)
-        self.silent = SILENT_PERIODS * max(self.tick, 1.0)
+        self.silent = min(SILENT_SECONDS, self.stall / 2)
         self.all_here = place.world_size == 1
         self.stacks = stacks_file(attempt, place)
         self.stream = self.stacks.open("w")

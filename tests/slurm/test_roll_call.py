@@ -1,0 +1,58 @@
+"""Who is there, who is missing, and for whom the others wait."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm.place import Place
+from slurm.roll_call import Entry, has_begun, missing, open_roll, read_roll, sign, stuck
+
+PLACE = Place("slurm", 0, 8, 0, "mx0", "42", 0, "slurm-42-0-0", None, {"mx0": 4, "mx1": 4})
+
+
+def entry(rank, node="mx0", at=0.0, time=100.0):
+    return Entry(rank=rank, node=node, pid=1, job_id="42", began=0, event="step 1", at=at, time=time)
+
+
+def test_all_that_have_signed_are_read_and_a_later_start_sweeps_an_earlier_one(tmp_path):
+    roll = open_roll(tmp_path, PLACE)
+    for rank in (0, 3):
+        sign(roll, entry(rank))
+    assert read_roll(roll) == {0: entry(0), 3: entry(3)}
+    assert has_begun(tmp_path, "42")
+    assert not has_begun(tmp_path, "43")
+    later = open_roll(tmp_path, replace(PLACE, start="slurm-42-0-1"))
+    assert [path.name for path in later.parent.iterdir()] == ["slurm-42-0-1"]
+    assert not has_begun(tmp_path, "42")
+    with pytest.raises(FileNotFoundError):
+        sign(roll, entry(3))
+
+
+def test_half_a_file_is_not_an_answer(tmp_path):
+    roll = open_roll(tmp_path, PLACE)
+    (roll / "0.json").write_text(entry(0).model_dump_json()[:20])
+    assert read_roll(roll) == {}
+
+
+@given(st.permutations(range(8)), st.sets(st.integers(0, 7)))
+def test_missing_nodes_are_those_with_too_few_ranks_however_ranks_were_dealt(order, absent):
+    nodes = {rank: f"mx{index // 4}" for index, rank in enumerate(order)}
+    found = missing(PLACE, {rank: entry(rank, nodes[rank]) for rank in range(8) if rank not in absent})
+    assert set(found.ranks) == absent
+    assert set(found.nodes) == {nodes[rank] for rank in absent}
+
+
+def test_what_is_missing_is_said_in_words():
+    present = {rank: entry(rank) for rank in range(4)}
+    assert str(missing(PLACE, present)) == "ranks 4, 5, 6, 7 on node mx1"
+    assert str(missing(replace(PLACE, tasks={}), present)) == "ranks 4, 5, 6, 7"
+    assert "and 12 more" in str(missing(replace(PLACE, world_size=20), {}))
+
+
+def test_the_others_wait_for_one_that_is_silent_and_else_for_the_one_whose_last_event_is_oldest():
+    behind, ahead = entry(1, at=10), entry(0, at=20)
+    assert stuck([ahead, behind], 30) == behind
+    silent = entry(2, at=30, time=50)
+    assert stuck([ahead, behind, silent], 30) == silent
