@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedTokenizerFast
@@ -150,13 +150,14 @@ class Learner:
 def _shard(policy: Policy, job: Job) -> None:
     """Each decoder layer is a unit of FSDP; embeddings, final norm and heads, which may be tied, are one more.
 
-    Every rank holds the whole model for the moment between loading and sharding.
+    Every rank holds the whole model for the moment between loading and sharding. Raises ValueError when the shards
+    of `job.shard_ranks` do not make whole copies.
     """
     device = device_of(job)
     policy.to(device)
     if job.world_size == 1 and device.type == "cpu":
         return
-    mesh = init_device_mesh(device.type, (job.world_size,))
+    mesh = _mesh(job, device)
     # Master weights, gradients' sums and optimizer stay float32; cards compute in bfloat16.
     compute = torch.bfloat16 if device.type == "cuda" else None
     precision = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
@@ -164,6 +165,18 @@ def _shard(policy: Policy, job: Job) -> None:
         if isinstance(module, GradientCheckpointingLayer):
             fully_shard(module, mesh=mesh, mp_policy=precision)
     fully_shard(policy, mesh=mesh, mp_policy=precision)
+
+
+def _mesh(job: Job, device: torch.device) -> DeviceMesh:
+    """All ranks in one group of shards; or groups of consecutive ranks (HSDP), which add up their gradients."""
+    size = job.shard_ranks or job.world_size
+    if job.world_size % size:
+        raise ValueError(
+            f"slurm.<stage>.shard_ranks is {size}, which does not divide the {job.world_size} ranks of the job"
+        )
+    if size == job.world_size:
+        return init_device_mesh(device.type, (size,))
+    return init_device_mesh(device.type, (job.world_size // size, size), mesh_dim_names=("replicate", "shard"))
 
 
 def _adamw(policy: Policy, config: OptimizerConfig) -> torch.optim.AdamW:

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,45 @@ def test_any_number_of_ranks_resumes_a_checkpoint(
     found += ranks(train_on_ranks, 2, tiny, sequences, changing, range(2, 4), {})[0]
     found += ranks(train_on_ranks, 1, tiny, sequences, changing, range(4, 6), {})[0]
     assert found == pytest.approx(expected, rel=1e-5)
+
+
+def train_in_copies(
+    job: Job, model: ModelConfig, sequences: Sequences, folder: Path, steps: range, shard_ranks: int | None
+) -> tuple[list[float], list[float], int]:
+    """Losses; norms of the gradient and of the whole weights; how many of the weights' numbers this rank holds."""
+    job = replace(job, shard_ranks=shard_ranks)
+    with distributed(job):
+        learner = make_learner(model, job)
+        assert (learner.resume(folder) is None) is (steps.start == 0)
+        norms: list[float] = []
+        step = learner.step
+        learner.step = lambda: norms.append(step()) or norms[-1]  # type: ignore[method-assign]
+        losses = train(learner, job, sequences, steps)
+        learner.save(folder, steps.stop, {"cursor": steps.stop})
+        norms += [float(weight.norm()) for _, weight in learner.full_weights()]
+        held = sum(parameter.to_local().numel() for parameter in learner.policy.parameters())
+    return losses, norms, held
+
+
+def test_copies_of_the_model_train_as_one_sharded_over_all_ranks_and_share_its_checkpoints(
+    tiny: ModelConfig, sequences: Sequences, ranks: Any, tmp_path: Path
+) -> None:
+    whole, copies = tmp_path / "whole", tmp_path / "copies"
+    expected = ranks(train_in_copies, 4, tiny, sequences, whole, range(3), None)
+    found = ranks(train_in_copies, 4, tiny, sequences, copies, range(3), 2)
+    for (losses, norms, held), (other, other_norms, other_held) in zip(expected, found, strict=True):
+        assert other == pytest.approx(losses, rel=1e-5)
+        assert other_norms == pytest.approx(norms, rel=1e-5)
+        assert other_held >= 1.9 * held
+    expected = ranks(train_in_copies, 4, tiny, sequences, whole, range(3, 5), 2)
+    found = ranks(train_in_copies, 4, tiny, sequences, copies, range(3, 5), None)
+    assert found[0][0] == pytest.approx(expected[0][0], rel=1e-5)
+    assert found[0][1] == pytest.approx(expected[0][1], rel=1e-5)
+
+
+def test_shards_that_make_no_whole_copies_are_an_error(tiny: ModelConfig) -> None:
+    with pytest.raises(ValueError, match="shard_ranks is 3, which does not divide the 4 ranks"):
+        make_learner(tiny, Job(world_size=4, shard_ranks=3))
 
 
 def export_on_ranks(job: Job, model: ModelConfig, sequences: Sequences, folder: Path) -> list[str]:
