@@ -11,6 +11,7 @@ from pathlib import Path
 from data.job import Job
 from slurm.attempt import JobFile
 from slurm.nodelist import expand, expand_counts
+from slurm.topology.allocation import place_task
 
 RENDEZVOUS = "rendezvous"
 COLLECTIVE_MARGIN_SECONDS = 300.0
@@ -107,16 +108,22 @@ def _slurm(env: Mapping[str, str]) -> Place:
 
 
 def make_job(place: Place, job_file: JobFile, attempt: Path) -> Job:
-    """The job as the stage sees it."""
+    """The job as the stage sees it, its ranks in the order of the site's topology.
+
+    `place.rank` stays the number of Slurm's task, by which logs and verdicts are named; 0 is 0 in both.
+    """
+    rank, shard_ranks = place.rank, job_file.shard_ranks
+    if job_file.topology and len(place.tasks) > 1 and len(set(place.tasks.values())) == 1:
+        rank, shard_ranks = place_task(job_file.topology, place.tasks, place.node, place.local_rank, shard_ranks)
     return Job(
-        rank=place.rank,
+        rank=rank,
         world_size=place.world_size,
         local_rank=place.local_rank,
         node=place.node,
         rendezvous=None if place.world_size == 1 else attempt / RENDEZVOUS / f"{place.start}.json",
         interface=job_file.interface,
         cpus=place.cpus or job_file.cpus,
-        shard_ranks=job_file.shard_ranks,
+        shard_ranks=shard_ranks,
         job_id=place.job_id,
         restarts=place.restarts,
         start_seconds=60 * job_file.watch.start_minutes,
