@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from slurm.attempt import JobFile
@@ -17,7 +17,8 @@ INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "MCCL_SOCKET_IFNAME")
 SHARED_CARD = "MACA_MPS_MODE"
 READ_AT_START = re.compile(r"PATH|LD_\w+|PYTHON\w+|GLIBC_TUNABLES|MALLOC_\w+")
 """The loader, libc and Python read these once, before any code of ours runs."""
-SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
+SECRET = re.compile(r"TOKEN(?!IZER)|KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+"""Names whose values are not shown."""
 TOLD = re.compile(r"(CUDA|MACA|MC|MCCL|NCCL|GLOO|VLLM|PYTORCH|TORCH|MCPYTORCH|OMP)_\w+")
 """Variables that `describe` lists also when nothing of ours sets them."""
 
@@ -27,9 +28,9 @@ class Setting:
     """A variable of a rank. `value` None: it is removed. `before`: what it was, None when it was not set."""
 
     name: str
-    value: str | None
+    value: str | None = field(repr=False)
     source: str
-    before: str | None = None
+    before: str | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
         return f"{self.name}={_shown(self.name, self.value)} ({self.source})"
@@ -130,11 +131,20 @@ def _visibility(env: Mapping[str, str]) -> list[Setting]:
 
 def _shared_card(env: Mapping[str, str], root: Path) -> list[Setting]:
     """MACA refuses a second process on a card unless it is told."""
-    tasks = tasks_on_node(env)
-    cards = int(env["SLURM_GPUS_ON_NODE"]) if env.get("SLURM_GPUS_ON_NODE", "").isdecimal() else count_cards(root)
+    tasks, cards = tasks_on_node(env), _cards(env, root)
     if not cards or tasks is None or tasks <= cards:
         return []
     return [Setting(SHARED_CARD, "1", f"{tasks} ranks share {cards} card(s) on this node; ms-swift's page on MetaX")]
+
+
+def _cards(env: Mapping[str, str], root: Path) -> int:
+    """Cards of this job on this node; 0 when nobody says. Inside Slurm a rank may see its own alone."""
+    if env.get("SLURM_GPUS_ON_NODE", "").isdecimal():
+        return int(env["SLURM_GPUS_ON_NODE"])
+    visible = next((env[name] for name in VISIBLE if name in env), None)
+    if visible is not None and "SLURM_STEP_ID" not in env:
+        return len([card for card in visible.split(",") if card.strip()])
+    return count_cards(root)
 
 
 def tasks_on_node(env: Mapping[str, str]) -> int | None:

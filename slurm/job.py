@@ -68,9 +68,9 @@ def run_stage(attempt: Path) -> int:
         job_file = read_job_file(attempt)
         with _alone(attempt, place):
             roll = watchdog.begin(attempt, place)
-            environment.apply(job_file, kind_of_node())
             os.environ["OMP_NUM_THREADS"] = str(place.cpus or job_file.cpus)
             os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+            environment.apply(job_file, kind_of_node())
             job = make_job(place, job_file, attempt)
             signals = Signals(job)
             try:

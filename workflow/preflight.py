@@ -66,7 +66,10 @@ def check_algorithm(run: RunConfig) -> None:
 
 
 def check_resources(run: RunConfig) -> None:
-    """The executor is there and can give the shape that is asked for."""
+    """The executor is there and can give the shape that is asked for, and the environment comes in time."""
+    from slurm.environment import check_environment
+
+    check_environment(run.slurm.environment)
     executor = choose_executor(run.slurm)
     if executor == "slurm":
         missing = [command for command in ("sbatch", "srun", "squeue") if shutil.which(command) is None]

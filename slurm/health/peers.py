@@ -45,8 +45,8 @@ class Peer:
 
 
 def address_of(interface: str | None) -> str | None:
-    """This node's IPv4 address on an interface; None when it has none there."""
-    found = psutil.net_if_addrs().get(interface or "", [])
+    """This node's IPv4 address on an interface, of several the first; None when it has none there."""
+    found = psutil.net_if_addrs().get((interface or "").split(",")[0].strip(), [])
     return next((each.address for each in found if each.family == socket.AF_INET), None)
 
 

@@ -49,8 +49,7 @@ def distributed(job: Job) -> Generator[torch.device, None, None]:
     else:
         torch.use_deterministic_algorithms(True)
     if job.interface is not None:
-        _address(job)  # an unknown interface is an error here, with its name, and not one of gloo
-        os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = job.interface
+        _address(job)  # an unknown one is an error here, with its name, and not one of gloo (slurm.environment)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     store = HashStore() if job.world_size == 1 else _meet(job)
     patience = timedelta(seconds=job.collective_seconds)
@@ -140,7 +139,10 @@ def _announce(rendezvous: Path, record: dict[str, str | int]) -> None:
 def _address(job: Job) -> str:
     if job.interface is None:
         return job.node
-    found = [a.address for a in psutil.net_if_addrs().get(job.interface, []) if a.family == socket.AF_INET]
-    if not found:
-        raise ValueError(f"slurm.interface: {job.node} has no interface {job.interface!r} with an IPv4 address")
+    found: list[str] = []
+    for name in job.interface.split(","):
+        addresses = [a.address for a in psutil.net_if_addrs().get(name.strip(), []) if a.family == socket.AF_INET]
+        if not addresses:
+            raise ValueError(f"slurm.interface: {job.node} has no interface {name.strip()!r} with an IPv4 address")
+        found += addresses
     return found[0]

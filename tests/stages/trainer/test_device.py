@@ -74,9 +74,10 @@ def test_the_announcement_of_an_earlier_start_misleads_no_one(ranks: Any, tmp_pa
     assert ranks(agree_late, 2) == [(True, False, 10, [1.0, 1.0])] * 2
 
 
-def test_an_unknown_interface_is_named(tmp_path: Path) -> None:
-    job = Job(world_size=2, rendezvous=tmp_path / "rendezvous", interface="nosuch0")
-    with pytest.raises(ValueError, match=r"slurm\.interface: .*nosuch0"), distributed(job):
+@pytest.mark.parametrize("interface", ["nosuch0", "lo,nosuch0"])
+def test_an_unknown_interface_is_named(tmp_path: Path, interface: str) -> None:
+    job = Job(world_size=2, rendezvous=tmp_path / "rendezvous", interface=interface)
+    with pytest.raises(ValueError, match=r"slurm\.interface: .*'nosuch0'"), distributed(job):
         pass
 
 
