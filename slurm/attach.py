@@ -23,7 +23,7 @@ from slurm.judge import End, Judge
 from slurm.queue import NoAnswer
 from slurm.restart import went_on, why_again
 from slurm.state import Kind, State
-from slurm.verdict import read_verdict
+from slurm.verdict import explain, read_verdict
 
 TICK_SECONDS = 0.1
 FASTEST_POLL_SECONDS, SLOWEST_POLL_SECONDS = 0.5, 10.0
@@ -204,7 +204,7 @@ def failure(attached: Attached, last: str) -> str:
     `last` is what was last said of the job's state.
     """
     attempt, record = attached.folder, attached.record
-    verdict, log = read_verdict(attempt), log_of(attempt, record.job_id)
+    verdict, log = explain(attempt, record.job_id), log_of(attempt, record.job_id)
     lines = [f"failed: job {record.job_id} gave no result: it {last}"]
     if verdict and verdict.why == "mistake":
         return f"failed: {verdict.message}"

@@ -15,7 +15,7 @@ from slurm.queue import NoAnswer
 from slurm.record import Record
 from slurm.roll_call import has_begun
 from slurm.state import Kind, State
-from slurm.verdict import read_verdict
+from slurm.verdict import explain, read_verdict
 from slurm.words import is_held, way_out
 
 RETURN_SECONDS = 900.0
@@ -91,7 +91,7 @@ class Judge:
 
     def _explained(self) -> bool:
         """Whether a rank has said why there will be no result."""
-        verdict = read_verdict(self.attempt)
+        verdict = explain(self.attempt, self.record.job_id)
         return verdict is not None and verdict.why != "stopped"
 
     def _over(self, found: State) -> End:

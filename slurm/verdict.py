@@ -1,5 +1,6 @@
 """How a rank ended when it did not end well, for the one who waits at the terminal. Each rank writes its own file."""
 
+import re
 import time
 import traceback
 from pathlib import Path
@@ -8,9 +9,17 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from checkpoints.manifest import write_json
+from slurm.attempt import log_of
+from slurm.nodelist import expand
 from slurm.place import Place
 
 Why = Literal["stopped", "mistake", "node", "error"]
+KILLED = {
+    "Killed": "was killed: by a person, or by the kernel when its node was out of memory",
+    "Out Of Memory": "was killed because it was out of the memory that Slurm gave the job",
+}
+"""What srun's words for the end of a task mean; it has many more, for the other signals."""
+LOG_BYTES = 65536
 
 
 class Verdict(BaseModel):
@@ -68,6 +77,34 @@ def read_verdict(attempt: Path) -> Verdict | None:
     order = ("mistake", "node", "error", "stopped")
     found = [Verdict.model_validate_json(path.read_bytes()) for path in attempt.glob("verdict-*.json")]
     return min(found, key=lambda verdict: (order.index(verdict.why), verdict.time), default=None)
+
+
+def explain(attempt: Path, job_id: str | None) -> Verdict | None:
+    """Why the job ended, for a person: the verdict, or a rank that was killed, which srun tells because it cannot."""
+    said = read_verdict(attempt)
+    if job_id is None or (said and said.why in ("mistake", "node")):
+        return said
+    return _killed(log_of(attempt, job_id), job_id) or said
+
+
+def _killed(log: Path, job_id: str) -> Verdict | None:
+    """The rank that a signal ended before anyone had ended the last start of the job, from the log of srun."""
+    if not log.exists():
+        return None
+    with log.open("rb") as stream:
+        stream.seek(max(0, log.stat().st_size - LOG_BYTES))
+        lines = stream.read().decode(errors="replace").rpartition(f" rank(s), job {job_id}")[2].splitlines()
+    for line in lines:
+        found = re.match(r"srun: error: (\S+): tasks? (\d+)\S*: (.+)", line)
+        if re.match(r"(slurmstepd|srun).*: error: \*\*\* ", line) or (found and found[3].startswith("Exited")):
+            return None
+        if found:
+            node, rank = expand(found[1])[0], int(found[2])
+            message = f"rank {rank} on {node} {KILLED.get(found[3], f'was ended by a signal: {found[3]}')}"
+            return Verdict(
+                why="error", message=message, rank=rank, node=node, job_id=job_id, time=time.time(), traceback=""
+            )
+    return None
 
 
 def clear_verdicts(attempt: Path) -> None:
