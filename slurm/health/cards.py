@@ -2,6 +2,7 @@
 
 import os
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from slurm.devices.builds import vendor_builds
@@ -34,7 +35,7 @@ def check_cards(node: str, wanted: int) -> list[Finding]:
 
 def judge_devices(node: str, found: Devices, wanted: int) -> list[Finding]:
     """The state of each card that is not well, and one line for those that are."""
-    findings = [_trouble(node, text) for text in found.trouble]
+    findings = [_trouble(node, found.trouble)] if found.trouble else []
     healthy = 0
     for device in found.devices:
         judged, _, why = health(device).partition(": ")
@@ -59,9 +60,11 @@ def judge_devices(node: str, found: Devices, wanted: int) -> list[Finding]:
     return findings
 
 
-def _trouble(node: str, text: str) -> Finding:
+def _trouble(node: str, troubles: Sequence[str]) -> Finding:
     """A tool that hangs waits for a driver that does not answer; anything else may be a layout that nobody has seen."""
-    return Finding("cards", node, "bad", text, REPLACE) if HUNG in text else Finding("cards", node, "unknown", text)
+    said = "; ".join(troubles)
+    hangs = HUNG in said
+    return Finding("vendor's tool", node, "bad" if hangs else "unknown", said, REPLACE if hangs else "")
 
 
 def _visible(node: str) -> Finding:

@@ -1,0 +1,64 @@
+"""A large job looks at its nodes first: a bad one is named, and what is not the node's fault is not held against it."""
+
+import os
+
+import pytest
+
+from slurm.attempt import JobFile
+from slurm.health import files
+from slurm.health import preflight as module
+from slurm.health.preflight import preflight
+from slurm.place import Place
+from slurm.verdict import BadNode
+
+JOB = JobFile(run="r", inputs={}, files={}, code={}, minutes=1, tasks_per_node=1, cpus=1)
+
+
+def place(rank=0, nodes=2, local_rank=0):
+    tasks = {f"mx{number}": 1 for number in range(nodes)}
+    return Place("slurm", rank, nodes, local_rank, f"mx{rank}", "7", 0, "slurm-7-0", None, tasks)
+
+
+@pytest.fixture
+def mx_smi(tmp_path, monkeypatch):
+    """`mx_smi(line)`: a tool that says `line` of the node's only card."""
+
+    def put(line):
+        folder = tmp_path / "bin"
+        folder.mkdir()
+        tool = folder / "mx-smi"
+        tool.write_text(f'#!/bin/sh\n[ "$*" = -L ] && echo "Attached GPUs : 1" && echo "{line}" || exit 2\n')
+        tool.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+    return put
+
+
+def test_a_node_without_cards_is_looked_at_without_torch(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(module, "ask", None)  # would start torch
+    preflight(place(), JOB, tmp_path)
+    assert "preflight: mx0 is well as far as it shows" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_card_that_is_not_available_makes_a_bad_node(tmp_path, mx_smi):
+    mx_smi("GPU#0    MXC550      0000:1b:00.0   Unavailable")
+    with pytest.raises(BadNode, match="node mx1: card 0: its state is 'Unavailable'") as caught:
+        preflight(place(rank=1), JOB, tmp_path)
+    assert caught.value.nodes == ("mx1",)
+
+
+def test_a_small_job_starts_at_once(tmp_path, mx_smi):
+    mx_smi("GPU#0    MXC550      0000:1b:00.0   Unavailable")
+    preflight(place(nodes=1), JOB, tmp_path)
+
+
+def test_a_run_folder_that_cannot_be_written_makes_a_bad_node(tmp_path):
+    with pytest.raises(BadNode, match="run folder: No such file"):
+        preflight(place(), JOB, tmp_path / "not mounted here")
+
+
+def test_a_full_run_folder_is_no_fault_of_the_node(tmp_path, monkeypatch):
+    monkeypatch.setitem(files.FREE_BYTES, "run folder", 1 << 60)
+    with pytest.raises(ValueError, match="make room in"):
+        preflight(place(), JOB, tmp_path)

@@ -1,0 +1,70 @@
+"""The checks that compute run in processes that can be killed, and what came before a hang is known."""
+
+import sys
+import time
+
+import pytest
+
+from slurm.health.torch import check_compute, check_tokenizer
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    """`stand_in(script)`: what runs instead of python, as if it were a card's."""
+
+    def put(script):
+        path = tmp_path / "python"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(path))
+
+    return put
+
+
+def verdicts(findings):
+    return {finding.check: finding.verdict for finding in findings}
+
+
+DEVICE = """echo '{"what": "device", "kind": "cuda", "name": "MetaX C550", "torch": "2.8.0+metax3.7"}'"""
+MATMUL = """echo '{"what": "matmul", "right": true, "gflops": 200000.0, "size": 8192, "dtype": "bfloat16"}'"""
+
+
+def test_the_cpu_multiplies_exactly_and_has_no_stream():
+    found = {finding.check: finding for finding in check_compute("mx0", 0)}
+    assert found["matmul"].verdict == "ok"
+    assert "exact" in found["matmul"].measured
+    assert "GFLOP/s" in found["matmul"].measured
+    assert (found["stream"].verdict, found["stream"].measured) == ("not run", "no card")
+
+
+def test_a_stream_that_hangs_is_told_apart_from_a_product_that_works(stand_in):
+    stand_in(f"{DEVICE}; {MATMUL}; exec sleep 60")
+    begin = time.monotonic()
+    found = {finding.check: finding for finding in check_compute("mx0", 3, seconds=1)}
+    assert time.monotonic() - begin < 5
+    assert verdicts(found.values()) == {"torch": "ok", "matmul": "ok", "stream": "bad"}
+    assert found["stream"].measured == "card 3, MetaX C550: no answer within 1 s"
+
+
+def test_a_wrong_product_is_bad(stand_in):
+    stand_in(f"{DEVICE}; {MATMUL}".replace("true", "false"))
+    assert verdicts(check_compute("mx0", 0))["matmul"] == "bad"
+
+
+def test_an_environment_without_torch_is_bad_and_says_what_to_install(stand_in):
+    stand_in("""echo "ModuleNotFoundError: No module named 'torch'" >&2; exit 1""")
+    (finding,) = check_compute("mx0", 0)
+    assert finding.verdict == "bad"
+    assert "docs/install.md" in finding.way_out
+
+
+def test_the_tokenizer_gives_back_what_it_got():
+    (finding,) = check_tokenizer("mx0", {"environment": {"name": "arithmetic"}, "model": {}})
+    assert finding.verdict == "ok"
+
+
+def test_a_tokenizer_that_lacks_a_character_is_bad_and_names_it():
+    model = {"architecture": {"alphabet": "0123456789+-*/=;:,."}}
+    (finding,) = check_tokenizer("mx0", {"environment": {"name": "arithmetic"}, "model": model})
+    assert finding.verdict == "bad"
+    assert "'>' in" in finding.measured
