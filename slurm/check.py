@@ -22,12 +22,12 @@ def check_slurm(slurm: SlurmConfig, stages: Sequence[str], run_folder: Path) -> 
     A Slurm that does not answer within two seconds is no reason to refuse anything.
     """
     asked = [Asked.of(slurm, stage, run_folder) for stage in stages]
-    named = {option for each in asked for option in each.options}
-    facts = gather(account="account" in named, reservation="reservation" in named)
+    facts = gather(accounts=any("account" in each.options for each in asked))
     wrong, known = _topology(slurm.topology)
     problems = [problem for each in asked for problem in _problems(each, facts)] + wrong
+    problems += _path(run_folder)
     if facts.partitions is not None:  # a client that reaches no controller says strange things
-        problems = problems or trials(asked)
+        problems = problems or trials(asked, facts)
     if problems:
         raise ValueError("\n".join(dict.fromkeys(problems)))
     return list(dict.fromkeys([*(note for each in asked for note in _notes(each, facts)), *known]))
@@ -171,6 +171,12 @@ def _topology(file: str) -> tuple[list[str], list[str]]:
         return [], []
     except ValueError as error:
         return str(error).splitlines(), []
+
+
+def _path(folder: Path) -> list[str]:
+    if set(str(folder)).isdisjoint("%\\") and str(folder).isprintable():
+        return []
+    return [f"{folder}: Slurm gives `%` and backslashes in the path of a log a meaning of its own; use another folder"]
 
 
 def _dependency(asked: Asked) -> Iterator[str]:

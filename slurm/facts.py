@@ -11,7 +11,7 @@ from slurm.queue import BROKEN, NoAnswer, ask
 
 SECONDS = 2.0
 """For an answer; what does not come in this time is unknown."""
-WORD = re.compile(r"(?:^|\s)(\w+)=")
+WORD = re.compile(r"(?:^|\s)([\w/:]+)=")
 NO_LIMIT = ("", "UNLIMITED", "INFINITE", "NONE", "N/A", "-1")
 
 
@@ -94,21 +94,20 @@ ASSOCIATIONS = ("Account", "Partition", "QOS", "DefaultQOS", "MaxWall", "MaxJobs
 QOS = ("Name", "Flags", "MaxWall", "MaxJobsPU", "MaxSubmitPU")
 
 
-def gather(account: bool = False, reservation: bool = False) -> Facts:
-    """Ask for everything at once, at most SECONDS long; for all accounts and reservations where they are wanted."""
+def gather(accounts: bool = False) -> Facts:
+    """Ask for everything at once, at most SECONDS long; for all accounts where they are wanted."""
     questions: dict[str, Callable[[], object]] = {
         "partitions": lambda: read_partitions(_ask("scontrol", "show", "partition", "-a", "-o")),
         "nodes": lambda: read_nodes(_ask("sinfo", "-h", "-a", "-N", "-o", "%N|%R|%t|%c|%G|%f")),
+        "reservations": lambda: read_reservations(_ask("scontrol", "show", "reservation", "-o")),
         "settings": lambda: read_settings(_ask("scontrol", "show", "config")),
         "qos": lambda: read_qos(_sacctmgr("qos", QOS)),
         "associations": lambda: read_associations(
             _sacctmgr("assoc", ASSOCIATIONS, "where", f"user={getpass.getuser()}")
         ),
     }
-    if account:
+    if accounts:
         questions["accounts"] = lambda: frozenset(_sacctmgr("account", ("Account",)))
-    if reservation:
-        questions["reservations"] = lambda: read_reservations(_ask("scontrol", "show", "reservation", "-o"))
     with ThreadPoolExecutor(len(questions)) as pool:
         answers = {name: pool.submit(_or_unknown, question) for name, question in questions.items()}
     found: dict[str, Any] = {name: answer.result() for name, answer in answers.items()}

@@ -17,6 +17,7 @@ from slurm.asked import Asked
 from slurm.attempt import LOGS, Request
 from slurm.exclusions import FILE, excluded
 from slurm.job import run_stage
+from slurm.options import Value
 from slurm.queue import QueueFull, SubmitError, submit_error
 
 KEPT = ("SLURM_CONF",)
@@ -96,9 +97,14 @@ def slurm_parameters(request: Request, name: str) -> dict[str, Any]:
         "stderr_to_stdout": True,
         "srun_args": srun,
         "setup": [*site.setup, *(f"export {key}={value}" for key, value in JOB_ENVIRONMENT.items())],
-        "additional_parameters": {"requeue": True, **asked.for_sbatch()},
+        "additional_parameters": {"requeue": True, **{key: _kept(value) for key, value in asked.for_sbatch().items()}},
     }
     return {key: value for key, value in parameters.items() if value is not None} | {"wckey": None}
+
+
+def _kept(value: Value) -> Value:
+    """The value for a line of the batch script, in which sbatch drops a backslash even within quotes."""
+    return value.replace("\\", "\\\\") if isinstance(value, str) else value
 
 
 def finish_submit(attempt: Path, job_id: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from slurm.asked import Asked
-from slurm.facts import SECONDS
+from slurm.facts import SECONDS, Facts
 from slurm.queue import QueueFull, submit_error
 
 PASSES = re.compile(
@@ -15,6 +15,8 @@ PASSES = re.compile(
     re.IGNORECASE,
 )
 """What another time may cure."""
+NOW = re.compile(r"node configuration is not available", re.IGNORECASE)
+"""What --test-only, unlike a submit, says also of nodes that are reserved, drained or down at the moment."""
 MEANT = (
     (r"partition", ("partition",)),
     (r"feature", ("constraint",)),
@@ -42,13 +44,20 @@ MEANT = (
 SHAPE = ("nodes", "tasks_per_node", "cpus_per_task", "gpus_per_node", "minutes")
 
 
-def trials(asked: Sequence[Asked]) -> list[str]:
+def trials(asked: Sequence[Asked], facts: Facts) -> list[str]:
     """What sbatch says against the jobs; nothing where it does not answer in time."""
     with ThreadPoolExecutor(len(asked) or 1) as pool:
-        return [problem for problem in pool.map(_trial, asked) if problem]
+        said = list(pool.map(_trial, asked))
+    whole = facts.reservations == frozenset() and all(node.in_service for node in facts.nodes or [])
+    return [
+        f"sbatch refuses the job of {each.stage}: {words} ({', '.join(keys_meant(each, words))})"
+        for each, words in zip(asked, said, strict=True)
+        if words and not PASSES.search(words) and (whole or not NOW.search(words))
+    ]
 
 
 def _trial(asked: Asked) -> str:
+    """What sbatch says against a job; nothing when it would take it, now or later."""
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -60,9 +69,7 @@ def _trial(asked: Asked) -> str:
     except (FileNotFoundError, subprocess.TimeoutExpired):
         return ""
     said = " ".join((done.stderr + done.stdout).split()).removeprefix("sbatch: error: ")
-    if done.returncode == 0 or PASSES.search(said) or isinstance(submit_error(said), QueueFull):
-        return ""
-    return f"sbatch refuses the job of {asked.stage}: {said} ({', '.join(keys_meant(asked, said))})"
+    return "" if done.returncode == 0 or isinstance(submit_error(said), QueueFull) else said
 
 
 def flags(asked: Asked) -> list[str]:
