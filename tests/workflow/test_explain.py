@@ -1,0 +1,116 @@
+"""`qianka plan --explain` on the described cluster that is shipped and is nowhere."""
+
+import io
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from slurm.topology.planner import Need, plan
+from slurm.topology.site import load
+from workflow.explain import explain as explained
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = f"slurm.topology={ROOT / 'workflow/profiles/metax/topology.yaml'}"
+
+
+def explain(folder: Path, *arguments: str, code: int = 0) -> str:
+    """What the command says, without colours and 80 columns wide."""
+    command = [sys.executable, "-P", "-m", "workflow.cli", "plan", "--explain", *arguments]
+    env = {**os.environ, "PATH": "/nowhere", "TERM": "dumb"}  # no Slurm
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert not any(folder.iterdir())
+    assert "\x1b" not in done.stdout
+    assert all(len(line) <= 80 for line in done.stdout.splitlines())
+    assert "…" not in done.stdout
+    return done.stdout if code == 0 else done.stderr
+
+
+def words(text: str, start: str) -> list[str]:
+    """The words of the first line that starts so, without the lines of the table."""
+    lines = [line.replace("│", " ").split() for line in text.splitlines()]
+    return next(line for line in lines if " ".join(line).startswith(start))
+
+
+@pytest.mark.parametrize(
+    ("cards", "head", "row", "gather", "reduce", "relay", "options"),
+    [
+        (64, "rl: 64 ranks on 8 nodes of 1 supernode; 1 copy", ["mx007", "56-63", "AAAA", "AAAA"], "48 8 8 0.984", "",
+         "0 0 7 1", "--switches=1@60"),
+        (256, "rl: 256 ranks on 32 nodes of 4 supernodes; 4 copies", ["sn03", "mx[024-031]", "192-255", "DDDDDDDD"],
+         "192 32 32 0 0.984", "0 0 0 256 0.0234", "0 0 28 3 1", "--switches=4@60"),
+        (512, "rl: 512 ranks on 64 nodes of 8 supernodes; 8 copies", ["sn07", "mx[056-063]", "448-511", "HHHHHHHH"],
+         "384 64 64 0 0.984", "0 0 0 512 0.0273", "0 0 56 7 1", "--switches=8@60"),
+        (1024, "rl: 1024 ranks on 128 nodes of 16 supernodes; 16 copies",
+         ["sn15", "mx[120-127]", "960-1023", "PPPPPPPP"],
+         "768 128 128 0 0 0.984", "0 0 0 896 128 0.0293", "0 0 112 14 1 1", "--switches=16@60"),
+    ],
+)  # fmt: skip
+def test_the_rl_stage_is_drawn_on_64_to_1024_cards(tmp_path, cards, head, row, gather, reduce, relay, options):
+    text = explain(tmp_path, EXAMPLE, "--cards", str(cards))
+    assert head in text
+    assert "sharded over 64 ranks" in " ".join(text.split())
+    assert words(text, row[0]) == row
+    assert words(text, "FSDP all-gather")[2:] == words(text, "FSDP reduce-scatter")[2:] == gather.split()
+    assert ("gradient all-reduce   " in text) is bool(reduce)
+    if reduce:
+        assert words(text, "gradient all-reduce ")[2:] == reduce.split()
+    assert words(text, "weights relay")[2:] == relay.split()
+    assert words(text, "sbatch:") == ["sbatch:", options]
+    assert "note:" not in text
+    assert len(text.splitlines()) < 50
+
+
+def test_every_stage_of_several_ranks_is_placed_as_the_config_asks(tmp_path):
+    text = explain(
+        tmp_path, EXAMPLE, "slurm.sft.nodes=2", "slurm.sft.tasks_per_node=8", "slurm.rl.nodes=20",
+        "slurm.rl.tasks_per_node=6", "slurm.rl.shard_ranks=40",
+    )  # fmt: skip
+    assert "synth:" not in text and "evaluate:" not in text
+    assert "sft: 16 ranks on 2 nodes of 1 supernode; 1 copy of the model" in text
+    assert "rl: 120 ranks on 20 nodes of 3 supernodes; 3 copies of the model" in text
+    assert "note: FSDP groups of 40 cross supernodes" in text
+    assert "note: 40 cards of the 20 nodes have no rank" in text
+    assert "+ several copies" in " ".join(text.split())
+    assert "--cards 64" in explain(tmp_path, EXAMPLE)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "row"), [(4, ["mx001", "x"]), (28, ["sn02", "mx[016-019,021-023]", "112-167", "CCCCCCCx"])]
+)
+def test_a_node_that_the_run_avoids_is_drawn_so_and_not_used(nodes, row):
+    topology = load(ROOT / "workflow/profiles/metax/topology.yaml")
+    avoided = frozenset({"mx001", *(f"mx{number:03}" for number in (20, *range(32, 128)))})
+    planned = plan(topology, Need(nodes, 8, excluded=avoided))
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(explained("rl", planned, avoided))
+    text = console.export_text()
+    assert not avoided & set(planned.nodes)
+    assert words(text, row[0]) == row
+    assert "x avoided" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "slurm.topology names no file, so there is nothing to place stages on; `qianka doctor --topology`"),
+        ([EXAMPLE, "--cards", "2048"], "slurm.rl: 256 nodes with 8 cards each are 2048 cards, but the site has 128"),
+        ([EXAMPLE, "--cards", "1021"], "--cards 1021: no even share for nodes of 8 cards; 1024 is near"),
+        ([EXAMPLE, "slurm.rl.nodes=4", "slurm.rl.tasks_per_node=16"], "16 tasks a node need as many cards"),
+        ([EXAMPLE, "slurm.rl.nodes=4", "slurm.rl.shard_ranks=3"], "slurm.rl: shard_ranks is 3, but the 4 ranks"),
+        (["slurm.topology=gone.yaml"], "gone.yaml"),
+    ],
+)
+def test_what_cannot_be_placed_is_an_error_that_says_why(tmp_path, arguments, message):
+    assert message in explain(tmp_path, *arguments, code=2)
+
+
+def test_1024_cards_are_explained_at_once(tmp_path):
+    began = time.monotonic()
+    explain(tmp_path, EXAMPLE, "--cards", "1024")
+    assert time.monotonic() - began < 10
