@@ -1,0 +1,191 @@
+"""Inside the job on the real cluster: ranks that hang, die or never start, time that runs out, a save that is cut."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from data.progress import read_progress
+from slurm.exclusions import excluded
+from slurm.record import read_record
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
+
+TWO_NODES = ("slurm.executor=slurm", "slurm.interface=lo", "slurm.sft.nodes=2")
+ENDLESS = ("sft.steps=100000", "sft.checkpoint.every_steps=10")
+
+
+def wait_for(condition: Callable[[], object], what: str, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"{what}: not after {seconds} s"
+        time.sleep(0.05)
+
+
+class Stage:
+    """The sft stage on two nodes, a rank on each, and the command that waits for it."""
+
+    def __init__(self, folder: Path, cluster) -> None:
+        self.folder, self.cluster, self.stage = folder, cluster, folder / "runs/tiny/sft"
+
+    def start(self, *options: str, env: dict[str, str] | None = None) -> None:
+        command = [sys.executable, "-P", "-m", "workflow.cli", "stage", "sft", "tiny.yaml", *TWO_NODES, *options]
+        settings = os.environ | {"COLUMNS": "1000", "OMP_NUM_THREADS": "1"} | (env or {})
+        self.terminal = self.folder / f"terminal-{len(list(self.folder.glob('terminal-*')))}"
+        with self.terminal.open("w") as out:
+            self.command = subprocess.Popen(
+                command, cwd=self.folder, env=settings, start_new_session=True, stdout=out, stderr=out
+            )
+
+    def said(self) -> str:
+        return self.terminal.read_text()
+
+    def sees(self, text: str, seconds: float = 60) -> None:
+        wait_for(lambda: re.search(text, self.said()) or self.command.poll() is not None, self.said(), seconds)
+        assert re.search(text, self.said()), self.said()
+
+    def ends(self, seconds: float = 60) -> str:
+        """What the command has said, once it has ended."""
+        wait_for(lambda: self.command.poll() is not None, self.said(), seconds)
+        return self.said()
+
+    @property
+    def attempt(self) -> Path:
+        return self.stage / read_record(self.stage).attempt
+
+    def job_id(self) -> str:
+        return read_record(self.stage).job_id
+
+    def committed(self) -> list[int]:
+        found = (path.name.removeprefix("step-") for path in (self.attempt / "checkpoints").glob("step-*"))
+        return sorted(int(name) for name in found if name.isdigit())
+
+    def trains(self) -> None:
+        """Wait until a step is committed."""
+        wait_for(lambda: self.stage.exists() and read_record(self.stage), "the record")
+        wait_for(lambda: self.committed() or self.command.poll() is not None, "a committed step")
+        assert self.committed(), self.said()
+
+    def rank(self, number: int) -> psutil.Process:
+        """The process of a rank."""
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                variables = process.environ() if "submitit.core._submit" in process.cmdline() else {}
+                if (variables.get("SLURM_JOB_ID"), variables.get("SLURM_PROCID")) == (self.job_id(), str(number)):
+                    return process
+        raise AssertionError(f"no process of rank {number}")
+
+    def is_over(self) -> None:
+        """Wait until Slurm has freed the nodes."""
+        wait_for(lambda: not self.cluster.run("squeue", "-h", "-j", self.job_id()), "the nodes are free", 20)
+
+
+@pytest.fixture(scope="module")
+def synth(tmp_path_factory, qianka, tiny_config) -> Path:
+    """A folder in which the synth stage has run."""
+    folder = tmp_path_factory.mktemp("synth")
+    (folder / "tiny.yaml").write_text(tiny_config)
+    done = qianka(folder, "stage", "synth", "tiny.yaml")
+    assert done.returncode == 0, done.stdout
+    return folder
+
+
+@pytest.fixture
+def stage(cluster, synth, tmp_path) -> Generator[Stage]:
+    subprocess.run(["cp", "-a", f"{synth}/.", tmp_path], check=True)
+    stage = Stage(tmp_path, cluster)
+    yield stage
+    if stage.command.poll() is None:
+        os.killpg(stage.command.pid, signal.SIGKILL)
+        stage.command.wait()
+
+
+def hook(folder: Path, code: str) -> dict[str, str]:
+    """What has every Python of the job run `code` when it starts."""
+    path = folder / "hook"
+    path.mkdir()
+    (path / "sitecustomize.py").write_text(code)
+    return {"PYTHONPATH": str(path)}
+
+
+def test_a_rank_that_is_killed_ends_the_job_at_once_and_is_named(stage):
+    stage.start(*ENDLESS)
+    stage.trains()
+    node = stage.cluster.job_nodes(stage.job_id())[1]
+    stage.rank(1).kill()
+    began = time.monotonic()
+    stage.is_over()
+    said = stage.ends()
+    assert time.monotonic() - began < 20
+    assert re.search(rf"failed on rank 1 \({node}, job \d+\): .*killed", said), said
+
+
+def test_a_rank_that_stands_still_is_named_and_the_nodes_are_free(stage):
+    stage.start(*ENDLESS, "slurm.watch.stall_minutes=0.1")
+    stage.trains()
+    node = stage.cluster.job_nodes(stage.job_id())[1]
+    stage.rank(1).suspend()
+    began = time.monotonic()
+    stage.is_over()
+    said = stage.ends()
+    assert time.monotonic() - began < 40
+    assert re.search(
+        rf"failed on rank 1 \({node}, .*: rank 1 on {node} hangs: its last event was '.*', \d+ s ago", said
+    )
+    assert "slurm.watch.stall_minutes" in said
+    (stacks,) = (stage.attempt / "log").glob("*_0_stacks.txt")
+    assert "_accumulate" in stacks.read_text() or "step" in stacks.read_text()
+
+
+def test_a_node_on_which_ranks_do_not_start_is_named_and_avoided(stage, tmp_path):
+    """As when its shared file system hangs: the step is launched, and no Python comes up."""
+    wakes_up = "import os, time\nif os.environ.get('SLURMD_NODENAME') == 'mx1': time.sleep(600)\n"
+    stage.start("slurm.watch.start_minutes=0.15", env=hook(tmp_path, wakes_up))
+    stage.sees(r"rank 1 on node mx1 did not start within 0\.15 minutes \(slurm\.watch\.start_minutes\)")
+    wait_for(lambda: excluded(tmp_path / "runs/tiny"), "mx1 is avoided")
+    assert list(excluded(tmp_path / "runs/tiny")) == ["mx1"]
+    first = stage.job_id()
+    assert stage.ends(90) and stage.command.returncode == 0, stage.said()
+    assert stage.job_id() != first
+
+
+def test_before_the_time_is_up_the_stage_commits_and_the_same_job_goes_on_from_there(stage):
+    stage.start(*ENDLESS, "slurm.sft.minutes=1", "slurm.signal_seconds=1")
+    stage.sees("start 2", 120)
+    found = re.search(
+        r"sft: (\d+) s are left, a step takes up to [\d.]+ s and a save [\d.]+ s, committed step (\d+)", "x"
+    )
+    log = (stage.attempt / "log" / f"{stage.job_id()}_0_log.out").read_text()
+    assert "requeue of job" in log
+    found = re.search(r"committed step (\d+) of", stage.said() + log)
+    assert found, log
+    wait_for(lambda: read_progress(stage.attempt)["first"] > 0, "the second start trains")
+    assert read_progress(stage.attempt)["first"] == int(found[1])
+
+
+@pytest.mark.parametrize(("fsync_seconds", "survives"), [(0.15, True), (1.5, False)])
+def test_a_save_that_is_under_way_at_scancel_is_finished_or_never_was(stage, tmp_path, fsync_seconds, survives):
+    slow = f"import os, time\nsync = os.fsync\nos.fsync = lambda file: (time.sleep({fsync_seconds}), sync(file))[1]\n"
+    stage.start("sft.steps=100000", "sft.checkpoint.every_steps=60", env=hook(tmp_path, slow))
+    stage.trains()
+    before, folder = stage.committed()[-1], stage.attempt / "checkpoints"
+    wait_for(lambda: list(folder.glob("*.writing")), "the next save", 120)
+    (torn,) = (int(path.name.split("-")[1].split(".")[0]) for path in folder.glob("*.writing"))
+    assert torn > before
+    stage.cluster.run("scancel", stage.job_id())
+    stage.is_over()
+    assert stage.committed()[-1] == torn if survives else before
+    assert stage.ends()
+    if not survives:
+        assert [path.name for path in folder.glob("*.writing")] == [f"step-{torn:06d}.writing"]
+        stage.start("sft.steps=100000", "sft.checkpoint.every_steps=60")
+        wait_for(lambda: (read_progress(stage.attempt) or {"first": 0})["first"] == before, "the resume")
+        assert not list(folder.glob(f"step-{torn:06d}.writing"))
