@@ -54,6 +54,7 @@ def examine(config: RunConfig, nodes: int | None) -> int:
         found += files
         if not is_bad(files):
             found += examine_nodes(config.slurm, folder, nodes, _say)
+    found += check_variables(config, here)
     _say("grader and tokenizer")
     found += within(GRADER_SECONDS, "grader", here, lambda: check_grader(config, here), "see the message")
     texts = {key: getattr(config, key).model_dump(mode="json") for key in ("environment", "model")}
@@ -89,6 +90,18 @@ def avoided(config: RunConfig) -> list[Finding]:
         way_out = f"mended? remove it from {folder / FILE}"
         found.append(Finding("avoided", node, "unknown", f"until {until}: {entry.reason}", way_out))
     return found
+
+
+def check_variables(config: RunConfig, node: str) -> list[Finding]:
+    """The variables of cards and network as a rank that is started from here sees them, each with its source."""
+    from slurm.devices.read import kind_of_node
+    from slurm.environment import describe
+
+    try:
+        rows = describe(config.slurm.environment, config.slurm.interface, kind_of_node())
+    except ValueError as error:
+        return [Finding("environment", node, "bad", str(error), "see the message")]
+    return [Finding(name, node, "ok", f"{value} ({source})") for name, value, source in rows]
 
 
 def check_grader(config: RunConfig, node: str) -> list[Finding]:
