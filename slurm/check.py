@@ -65,7 +65,7 @@ def _of_partition(asked: Asked, partition: Partition, facts: Facts) -> Iterator[
         yield f"{asked.key('partition')}: {where} takes no jobs, it is {partition.state.lower()}; take another one"
     for option, allowed, denied in (
         ("account", partition.accounts, partition.denied),
-        ("qos", partition.allowed_qos, frozenset[str]()),
+        ("qos", partition.allowed_qos, partition.denied_qos),
     ):
         value = asked.text(option)
         if value and (value in denied or (allowed is not None and value not in allowed)):

@@ -56,6 +56,7 @@ class Partition:
     accounts: frozenset[str] | None
     denied: frozenset[str]
     allowed_qos: frozenset[str] | None
+    denied_qos: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,7 @@ def read_partitions(lines: Iterable[str]) -> dict[str, Partition]:
             accounts=_list(words.get("AllowAccounts", "ALL")),
             denied=_list(words.get("DenyAccounts", "")) or frozenset(),
             allowed_qos=_list(words.get("AllowQos", "ALL")),
+            denied_qos=_list(words.get("DenyQos", "")) or frozenset(),
         )
     return found
 
