@@ -113,8 +113,9 @@ def _classes(topology: Topology) -> str:
     for level in LEVELS:
         expected = topology.expected(level)
         speed = f" {expected[0]:g}-{expected[1]:g} GB/s" if expected else ""
-        words.append(f"{level.replace('_', ' ')} {topology.link_name(level)}{speed}")
-    return "link classes: " + ", ".join(words)
+        if getattr(topology.links, level):
+            words.append(f"{level.replace('_', ' ')} {topology.link_name(level)}{speed}")
+    return "link classes: " + (", ".join(words) or "the file names none")
 
 
 def _count(number: int, word: str) -> str:

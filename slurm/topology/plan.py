@@ -85,8 +85,8 @@ class Plan:
         hops: list[Hop] = []
         entry: dict[str | None, str] = {}
         for name, nodes in self.supernodes.items():
-            place = self.topology.home.get(nodes[0])
-            pod = name if place is None else self.topology.supernodes[place].pod
+            home = self.topology.supernode_of(nodes[0])
+            pod = name if home is None else home.pod
             parents = (entry.setdefault(pod, nodes[0]), root)
             hops += [self._hop(next(p for p in parents if p != nodes[0]), nodes[0])] if nodes[0] != root else []
             hops += [self._hop(nodes[0], node) for node in nodes[1:]]
@@ -115,7 +115,7 @@ class Plan:
                 f"tensor-parallel groups of {self.tensor_parallel} cross nodes, of which each has "
                 f"{self.tasks_per_node} ranks: every layer waits for the network"
             )
-        elif widest == LEVELS.index("node"):
+        elif self._crosses_islands():
             found.append(f"tensor-parallel groups of {self.tensor_parallel} cross the islands of a node")
         if LEVELS.index(self.widest(self.shard_groups)) > LEVELS.index("supernode"):
             found.append(
@@ -126,11 +126,16 @@ class Plan:
             found.append(f"{idle} cards of the {len(self.nodes)} nodes have no rank")
         return found
 
+    def _crosses_islands(self) -> bool:
+        pairs = (pair for group in self.tensor_groups for pair in pairwise(group) if self.level(*pair) == "node")
+        homes = [self.topology.supernode_of(self.nodes[one // self.tasks_per_node]) for one, _ in pairs]
+        return any(home is not None and self.topology.islands_of(home) > 1 for home in homes)
+
     def _cards(self, node: str) -> int:
-        place = self.topology.home.get(node)
-        return self.tasks_per_node if place is None else self.topology.cards_of(self.topology.supernodes[place])
+        home = self.topology.supernode_of(node)
+        return self.tasks_per_node if home is None else self.topology.cards_of(home)
 
 
 def _supernode(topology: Topology, node: str) -> str:
-    place = topology.home.get(node)
-    return node if place is None else topology.supernodes[place].name
+    home = topology.supernode_of(node)
+    return node if home is None else home.name

@@ -49,9 +49,9 @@ class Links(Section):
     """The class of the links at each level; a level that is left out is unknown."""
 
     island: Link | None = None
-    """Cards of one island of a node."""
+    """Cards of one island, where nodes have several."""
     node: Link | None = None
-    """Cards of one node in two islands."""
+    """Cards of one node, where it has islands in two of them."""
     supernode: Link | None = None
     """Cards of two nodes of one supernode."""
     between_supernodes: Link | None = None
@@ -120,6 +120,11 @@ class Topology(Section):
         """The place in `supernodes` of each node's supernode."""
         return {node: place for place, supernode in enumerate(self.supernodes) for node in supernode.nodes}
 
+    def supernode_of(self, node: str) -> Supernode | None:
+        """The supernode of a node; None when the file does not place it."""
+        place = self.home.get(node)
+        return None if place is None else self.supernodes[place]
+
     @cached_property
     def num_cards(self) -> int:
         """Cards of the site."""
@@ -142,10 +147,10 @@ class Topology(Section):
         node = one[0]
         if node != other[0]:
             return self.level(node, other[0])
-        home = self.home.get(node)
-        if home is None:
-            return "island"
-        size = self.cards_of(self.supernodes[home]) // self.islands_of(self.supernodes[home])
+        home = self.supernode_of(node)
+        if home is None or self.islands_of(home) == 1:
+            return "node"
+        size = self.cards_of(home) // self.islands_of(home)
         return "island" if one[1] // size == other[1] // size else "node"
 
     def expected(self, level: Level) -> tuple[float, float] | None:
@@ -156,7 +161,7 @@ class Topology(Section):
     def link_name(self, level: Level) -> str:
         """What people call the links of a level."""
         link: Link | None = getattr(self.links, level)
-        return link.name if link else "unknown link"
+        return link.name if link else f"an unknown link {level.replace('_', ' ')}"
 
 
 def load(path: Path) -> Topology:

@@ -110,7 +110,7 @@ def test_a_tensor_parallel_group_stays_in_a_node_or_an_island_that_its_size_divi
         if need.tasks_per_node % need.tensor_parallel == 0:
             assert group[0] // need.tasks_per_node == group[-1] // need.tasks_per_node
             if topology.cards_of(home) // topology.islands_of(home) % need.tensor_parallel == 0:
-                assert planned.widest([group]) == "island"
+                assert planned.widest([group]) == "island" or topology.islands_of(home) == 1
 
 
 @given(cases())

@@ -45,7 +45,9 @@ def test_a_file_says_where_each_card_is_and_what_is_expected_of_the_links(tmp_pa
     assert topology.expected("supernode") is None
     assert topology.expected("between_pods") is None
     assert topology.link_name("supernode") == "optical link"
-    assert topology.link_name("node") == "unknown link"
+    assert topology.link_name("between_pods") == "an unknown link between pods"
+    undivided = topology.model_copy(update={"islands": 1})
+    assert undivided.level_of_cards(("mx0", 0), ("mx0", 3)) == "node"
 
 
 @pytest.mark.parametrize(
