@@ -7,6 +7,7 @@ import pytest
 import submitit
 
 from slurm.config import ResourcesConfig, SlurmConfig
+from slurm.exclusions import exclude
 from slurm.submit import slurm_parameters
 
 ROOT = Path(__file__).parents[2]
@@ -62,6 +63,69 @@ def test_a_folder_of_any_name_is_quoted(request_for, fake_slurm):
     script = text(request_for(), fake_slurm, "/x/a b'c$d/log")
     assert """#SBATCH --output='/x/a b'"'"'c$d/log/%j_0_log.out'\n""" in script
     assert """submitit.core._submit '/x/a b'"'"'c$d/log'\n""" in script
+
+
+def test_a_stage_takes_an_option_of_the_site_away_with_false(request_for, fake_slurm):
+    site = SlurmConfig(
+        additional={"exclusive": True, "mail_user": "a"},
+        mail_user="b",
+        synth=ResourcesConfig(additional={"exclusive": False}),
+    )
+    script = text(request_for(slurm=site), fake_slurm, "/x/log")
+    assert "exclusive" not in script
+    assert "#SBATCH --mail-user=a\n" in script
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("array", "one job for one attempt"),
+        ("job_name", "finds its job by the name"),
+        ("output", "the logs lie in the attempt folder"),
+        ("export", "set slurm.environment"),
+        ("time", "set slurm.<stage>.minutes"),
+        ("ntasks-per-node", "set slurm.<stage>.tasks_per_node"),
+        ("no-requeue", "is always requeued"),
+        ("signal", "set slurm.signal_seconds"),
+        ("L", "no long name of an option of sbatch"),
+    ],
+)
+def test_an_option_that_is_not_the_users_is_refused_with_what_to_do(option, told):
+    with pytest.raises(ValueError, match="cannot be given|no long name") as caught:
+        ResourcesConfig(additional={option: "x"})
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["a\nb", "a\0b", "", "\x1b[31m"])
+def test_a_value_is_one_line_of_the_batch_script(value):
+    with pytest.raises(ValueError, match="one line of printable text"):
+        SlurmConfig(comment=value)
+
+
+def test_nodes_that_the_run_avoids_join_those_of_the_user(request_for, fake_slurm):
+    request = request_for(slurm=SlurmConfig(additional={"exclude": "mx[07-09],a1"}))
+    exclude(request.run_folder, ["mx2", "mx1"], "a card is broken", hours=1)
+    assert "#SBATCH --exclude='mx[07-09],a1,mx1,mx2'\n" in text(request, fake_slurm, "/x/log")
+    exclude(request_for().run_folder, ["mx3"], "long ago", hours=-1)
+    assert "--exclude=mx1,mx2\n" in text(request_for(slurm=SlurmConfig()), fake_slurm, "/x/log")
+
+
+def test_a_secret_stands_in_no_batch_script_and_no_run_folder():
+    for setting in (
+        {"setup": ["export HF_TOKEN=abc"]},
+        {"environment": {"HF_TOKEN": {"value": "abc", "source": "me"}}},
+    ):
+        with pytest.raises(ValueError, match="HF_TOKEN would .* a file that only you can read"):
+            SlurmConfig.model_validate(setting)
+    SlurmConfig.model_validate(
+        {
+            "setup": ["export HF_TOKEN=$(cat ~/.token)", "export TOKENIZERS_PARALLELISM=false"],
+            "environment": {
+                "HF_TOKEN": {"value": None, "source": "not for jobs"},
+                "MAX_TOKENS": {"value": "9", "source": "me"},
+            },
+        }
+    )
 
 
 @pytest.mark.parametrize("stage", ["synth", "sft", "rl", "evaluate"])

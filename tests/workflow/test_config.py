@@ -180,4 +180,33 @@ def test_merging_keeps_the_last_word_on_every_key(trees):
 
 
 def test_the_tree_has_no_key_that_two_stages_share_by_accident():
-    assert set(RunConfig.model_fields) == {"name", "source", "seed", "environment", "model", "slurm", *INPUTS}
+    assert set(RunConfig.model_fields) == {
+        "name",
+        "source",
+        "profile",
+        "seed",
+        "environment",
+        "model",
+        "slurm",
+        *INPUTS,
+    }
+
+
+@pytest.mark.parametrize("key", ["rl.steps", "seed", "rl.learning_rate", "slurm.rl.nodes", "slurm.watch.start_minutes"])
+def test_yes_and_no_are_no_numbers(here, key):
+    assert refused(f"{key}=true") == f"command line ({key}=true): `{key}` is True, but it should not be true or false"
+
+
+def test_a_switch_is_still_one(here):
+    assert load(["rl.activation_checkpointing=true"]).rl.activation_checkpointing is True
+
+
+def test_a_number_beyond_all_sense_is_refused(here):
+    assert "`rl.steps` is 1000000000000000000000, but it should be at most 1,000,000,000,000,000" in refused(
+        "rl.steps=1000000000000000000000"
+    )
+
+
+def test_nobody_but_qianka_names_the_source_of_a_run(write):
+    assert "`source` is filled in by Qianka; remove it" in refused("source=other.yaml")
+    assert refused(write("source: other.yaml")).startswith("mine.yaml:1: `source` is filled in by Qianka")

@@ -1,5 +1,6 @@
 import errno
 import os
+import stat
 
 import pytest
 
@@ -62,6 +63,19 @@ def test_slurm_that_is_not_there_is_named(here, monkeypatch):
     monkeypatch.setenv("PATH", str(here))
     with pytest.raises(ValueError, match="there is no sbatch here; take slurm.executor=local"):
         check_config(load(["slurm.executor=slurm"]))
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_a_run_folder_is_its_owners_alone_until_he_opens_it(here, umask):
+    folder, before = here / "runs" / "x", os.umask(umask)
+    try:
+        check_folder(folder)
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        folder.chmod(0o750)
+        check_folder(folder)
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o750
+    finally:
+        os.umask(before)
 
 
 @pytest.mark.parametrize(
