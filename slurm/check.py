@@ -23,14 +23,14 @@ def check_slurm(slurm: SlurmConfig, stages: Sequence[str], run_folder: Path) -> 
     """
     asked = [Asked.of(slurm, stage, run_folder) for stage in stages]
     facts = gather(accounts=any("account" in each.options for each in asked))
-    wrong, known = _topology(slurm.topology)
-    problems = [problem for each in asked for problem in _problems(each, facts)] + wrong
-    problems += _path(run_folder)
-    if facts.partitions is not None:  # a client that reaches no controller says strange things
-        problems = problems or trials(asked, facts)
-    if problems:
-        raise ValueError("\n".join(dict.fromkeys(problems)))
-    return list(dict.fromkeys([*(note for each in asked for note in _notes(each, facts)), *known]))
+    wrong, notes = _path(run_folder), list[str]()
+    if facts.partitions is not None:  # else it answers nothing, or is not to be reached
+        misplaced, notes = _topology(slurm.topology)
+        wrong += [problem for each in asked for problem in _problems(each, facts)] + misplaced
+        wrong = wrong or trials(asked, facts)
+    if wrong:
+        raise ValueError("\n".join(dict.fromkeys(wrong)))
+    return list(dict.fromkeys([*(note for each in asked for note in _notes(each, facts)), *notes]))
 
 
 def _problems(asked: Asked, facts: Facts) -> Iterator[str]:

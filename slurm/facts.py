@@ -165,7 +165,7 @@ def read_nodes(lines: Iterable[str]) -> list[Node]:
     found: list[Node] = []
     for line in lines:
         fields = [part.strip() for part in line.split("|")]
-        if len(fields) != 6 or not fields[3].rstrip("+").isdigit():
+        if len(fields) != 6 or not fields[3].rstrip("+").isdecimal():
             continue
         name, partition, state, cpus, gres, features = fields
         names = frozenset(part for part in re.split(r"[,&]", features) if part and part != "(null)")
@@ -219,7 +219,7 @@ def read_minutes(text: str) -> float | None:
         return None
     days, dash, clock = text.strip().rpartition("-")
     parts = clock.split(":")
-    if not all(part.isdigit() for part in [*parts, days or "0"]) or len(parts) > 3:
+    if not all(part.isdecimal() for part in [*parts, days or "0"]) or len(parts) > 3:
         return None
     numbers = [int(part) for part in parts]
     if dash:
@@ -233,7 +233,7 @@ def read_minutes(text: str) -> float | None:
 
 def read_count(text: str) -> int | None:
     """A number that limits something; None is no limit."""
-    return int(text) if text.strip().isdigit() else None
+    return int(text) if text.strip().isdecimal() else None
 
 
 def _named(text: str) -> str | None:
