@@ -140,7 +140,8 @@ def _run(job_file: JobFile, attempt: Path, job: Job) -> None:
     config = importlib.import_module(f"stages.{stage}.config").StageConfig.model_validate(provenance.config)
     if job.is_first:
         again = f", start {job.restarts + 1}" if job.restarts else ""
-        print(f"{stage}: {attempt.name} on {job.world_size} rank(s), job {job.job_id}{again}", flush=True)
+        shards = f", weights sharded over {job.shard_ranks} of them" if job.shard_ranks else ""
+        print(f"{stage}: {attempt.name} on {job.world_size} rank(s){shards}, job {job.job_id}{again}", flush=True)
     importlib.import_module(f"stages.{stage}.run").run(config, inputs, attempt, job)
     if job.is_first and not (attempt / NAME).exists():
         raise AssertionError(f"{stage} returned without committing its manifest")
