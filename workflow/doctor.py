@@ -21,6 +21,7 @@ from slurm.health.job import STAGE, examine_nodes
 from slurm.health.node import check_alone
 from slurm.health.torch import COMPUTE_SECONDS, check_tokenizer
 from slurm.health.versions import check_name
+from slurm.nodelist import fold
 from slurm.queue import is_here
 from workflow.config import RunConfig
 from workflow.paths import RunPaths
@@ -29,7 +30,6 @@ GRADER_SECONDS = 120.0
 SITE_SECONDS = 30.0
 COLOURS = {"bad": "bold red", "unknown": "yellow", "ok": "green", "not run": "dim"}
 """In the order of the table."""
-SHOWN_NODES = 4
 WIDTH = 160
 """Columns of the table where there is no terminal."""
 
@@ -41,13 +41,18 @@ def examine(config: RunConfig, nodes: int | None) -> int:
     """
     signal.signal(signal.SIGTERM, _end)
     signal.signal(signal.SIGHUP, _end)
-    here = os.uname().nodename
+    here, on_cluster = os.uname().nodename, is_here()
+    if nodes is not None and not on_cluster:
+        raise ValueError(
+            "--nodes: there is no Slurm here (no sbatch, or no slurm.conf); without it: this machine alone"
+        )
     folder = existing(RunPaths(config.name).folder)
     found = avoided(config)
     if nodes is None:
-        cards = config.slurm.resources(STAGE).gpus_per_node if not is_here() else 0
+        # Where there is Slurm, this may be a login node, which has neither cards nor torch.
+        cards = 0 if on_cluster else config.slurm.resources(STAGE).gpus_per_node
         found += within(10, "own name", here, lambda: check_name(here, has_peers=False))
-        found += check_alone(folder, here, cards, _say)
+        found += check_alone(folder, here, cards, _say, needs_torch=not on_cluster)
     else:
         _say("the run folder, from here")
         files = check_files(folder, here)
@@ -58,8 +63,8 @@ def examine(config: RunConfig, nodes: int | None) -> int:
     _say("grader and tokenizer")
     found += within(GRADER_SECONDS, "grader", here, lambda: check_grader(config, here), "see the message")
     texts = {key: getattr(config, key).model_dump(mode="json") for key in ("environment", "model")}
-    found += within(2 * COMPUTE_SECONDS, "tokenizer", here, lambda: check_tokenizer(here, texts))
-    if is_here():
+    found += within(2 * COMPUTE_SECONDS, "tokenizer", here, lambda: check_tokenizer(here, texts, not on_cluster))
+    if on_cluster:
         _say("the site's limits")
         found += within(SITE_SECONDS, "Slurm", here, lambda: check_site(here))
     show(found, folder)
@@ -120,13 +125,16 @@ def check_grader(config: RunConfig, node: str) -> list[Finding]:
 
 def check_site(node: str) -> list[Finding]:
     """What this cluster limits: said, not judged; a run's own wishes are checked before each submit."""
+    from slurm.check import limits_of_jobs
     from slurm.facts import gather
 
     facts = gather()
     if facts.partitions is None:
         return [Finding("Slurm", node, "bad", "scontrol gives no answer", "ask the administrator: is slurmctld up?")]
-    names = ("MaxArraySize", "MaxJobCount", "SlurmdTimeout", "KillWait")
-    said = [f"{name} {facts.settings[name].split()[0]}" for name in names if facts.settings.get(name)]
+    settings = {
+        name: facts.settings[name].split()[0] for name in ("SlurmdTimeout", "KillWait") if name in facts.settings
+    }
+    said = [f"{name} {value}" for name, value in (limits_of_jobs(facts) | settings).items()]
     found = [Finding("Slurm's limits", node, "ok", ", ".join(said) or "not shown")]
     for name, partition in facts.partitions.items():
         nodes = [each for each in facts.nodes or [] if each.partition == name]
@@ -158,12 +166,9 @@ def merged(found: Iterable[Finding]) -> list[Finding]:
     rows: list[Finding] = []
     for group in groups.values():
         first, nodes = group[0], list(dict.fromkeys(each.node for each in group))
-        names = ", ".join(nodes[:SHOWN_NODES]) + (
-            f" and {len(nodes) - SHOWN_NODES} more" if nodes[SHOWN_NODES:] else ""
-        )
         differ = any(each.measured != first.measured for each in group)
         measured = f"{first.node}: {first.measured}" if differ else first.measured
-        rows.append(replace(first, node=names, measured=measured))
+        rows.append(replace(first, node=fold(nodes), measured=measured))
     return rows
 
 

@@ -20,8 +20,9 @@ RENAMES = 50
 FSYNCS = 5
 SLOW_FSYNC_MS = 1000.0
 """A committed step fsyncs some ten small files and their folders."""
-FREE_BYTES = {"run folder": 1 << 30, "/tmp": 64 << 20, "/dev/shm": 64 << 20}
-"""Least free space. The demo needs a tenth of it; torch and gloo keep small files in the other two."""
+FREE_BYTES = {"run folder": 1 << 30, "/tmp": 16 << 20, "/dev/shm": 16 << 20}
+"""Least free space. The demo needs a tenth of it. The other two hold small files of torch and gloo, and a container has
+64 MiB of /dev/shm."""
 FREE_INODES = 1000
 LOCKS = "ask the administrator to mount it with locks (Lustre: -o flock; NFS: without nolock and local_lock)"
 CLOCKS = "ask the administrator to set the clocks by NTP"

@@ -33,6 +33,8 @@ ANSWER_SECONDS = 60.0
 """From the start of the job: a cold Python from a shared file system starts in half of it."""
 NODE_SECONDS = 600.0
 POLL_SECONDS = 0.5
+FOLDER = ".doctor-job-"
+OLD_SECONDS = 86400.0
 DRAIN = "ask the administrator to look at the node, and avoid it: slurm.additional.exclude"
 
 
@@ -52,7 +54,10 @@ def examine_nodes(
     Works in a folder of its own in `above`, and leaves neither it nor the job behind. Raises SubmitError when Slurm
     gives no nodes, NoAnswer when it cannot be asked.
     """
-    folder = above / f".doctor-{os.getpid()}-{secrets.token_hex(4)}"
+    for old in above.glob(f"{FOLDER}*"):  # of a doctor that was killed
+        if time.time() - old.stat().st_mtime > OLD_SECONDS:
+            shutil.rmtree(old, ignore_errors=True)
+    folder = above / f"{FOLDER}{os.getpid()}-{secrets.token_hex(4)}"
     folder.mkdir(mode=0o700)
     name = f"qianka-doctor-{secrets.token_hex(4)}"
     steps: list[subprocess.Popen[bytes]] = []

@@ -19,7 +19,7 @@ from slurm.health.cards import check_cards
 from slurm.health.files import check_files, check_space
 from slurm.health.finding import Finding, within
 from slurm.health.peers import Peer
-from slurm.health.torch import COMPUTE_SECONDS, check_compute
+from slurm.health.torch import COMPUTE_SECONDS, HANG, check_compute
 from slurm.health.versions import check_name, check_versions
 from slurm.topology.site import load
 
@@ -52,7 +52,9 @@ class Plan(BaseModel):
     """For all of it."""
 
 
-def check_alone(folder: Path, node: str, cards: int, say: Callable[[str], None]) -> list[Finding]:
+def check_alone(
+    folder: Path, node: str, cards: int, say: Callable[[str], None], needs_torch: bool = True
+) -> list[Finding]:
     """All that a node finds out without the others, each check under a time limit. `say` hears what is under way."""
     say("file system")
     found = [*check_files(folder, node), *check_space(folder, node)]
@@ -61,9 +63,7 @@ def check_alone(folder: Path, node: str, cards: int, say: Callable[[str], None])
     say("versions")
     found += within(VERSIONS_SECONDS, "versions", node, lambda: check_versions(node), "is the environment's disk slow?")
     say("torch")
-    for card in range(max(1, cards)):
-        found += within(2 * COMPUTE_SECONDS, "torch", node, lambda card=card: check_compute(node, card))
-    return found
+    return found + within(2 * COMPUTE_SECONDS, "torch", node, lambda: check_compute(node, cards, needs_torch), HANG)
 
 
 class Member:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from slurm.health.finding import Finding
 
 COMPUTE_SECONDS = 120.0
 """A first import of torch from a cold shared file system takes a minute; the work itself a second."""
+MISSING = "No module named 'torch'"
 HANG = "a known fault of cards: free the node, have it reset, or take another"
 INSTALL = "install torch in this environment: the vendor's on cards, `.[cpu]` elsewhere (docs/install.md)"
 
@@ -45,13 +47,19 @@ def ask(check: str, argument: Any, seconds: float, env: dict[str, str] | None = 
     return Said(lines, trouble, is_late)
 
 
-def check_compute(node: str, card: int, seconds: float = COMPUTE_SECONDS) -> list[Finding]:
+def check_compute(node: str, cards: int, needed: bool = True) -> list[Finding]:
+    """Compute on `cards` cards at once, or on the CPU for none. Without torch: bad where it is `needed`."""
+    with ThreadPoolExecutor(max(1, cards)) as pool:
+        found = pool.map(lambda card: check_card(node, card, needed), range(max(1, cards)))
+        return [finding for each in found for finding in each]
+
+
+def check_card(node: str, card: int, needed: bool = True, seconds: float = COMPUTE_SECONDS) -> list[Finding]:
     """A product of matrices that is known, and the same on a stream, on one card or on the CPU."""
     said = ask("compute", card, seconds)
     device = said.find("device")
     if device is None:
-        missing = "No module named 'torch'" in said.trouble
-        return [Finding("torch", node, "bad", said.trouble, INSTALL if missing else HANG)]
+        return [_no_answer("torch", node, said, needed, HANG)]
     where = f"card {card}, {device['name']}" if device["kind"] == "cuda" else "CPU"
     found = [Finding("torch", node, "ok", f"{device['torch']} on {where}")]
     found.append(_product("matmul", node, where, said))
@@ -72,13 +80,21 @@ def _product(check: str, node: str, where: str, said: Said) -> Finding:
     return Finding(check, node, "ok", f"{where}: exact{speed}")
 
 
-def check_tokenizer(node: str, config: dict[str, Any], seconds: float = COMPUTE_SECONDS) -> list[Finding]:
+def _no_answer(check: str, node: str, said: Said, needed: bool, way_out: str) -> Finding:
+    """Login nodes have no torch, and need none."""
+    if MISSING not in said.trouble:
+        return Finding(check, node, "bad", said.trouble, way_out)
+    if needed:
+        return Finding(check, node, "bad", said.trouble, INSTALL)
+    return Finding(check, node, "not run", "there is no torch here, as on many login nodes")
+
+
+def check_tokenizer(node: str, config: dict[str, Any], needed: bool = True) -> list[Finding]:
     """Answers of the environment, to token ids and back, with the tokenizer of the config's model."""
-    said = ask("tokenizer", config, seconds)
+    said = ask("tokenizer", config, COMPUTE_SECONDS)
     line = said.find("tokenizer")
     if line is None:
-        missing = "No module named 'torch'" in said.trouble
-        return [Finding("tokenizer", node, "bad", said.trouble, INSTALL if missing else "see the message")]
+        return [_no_answer("tokenizer", node, said, needed, "see the message")]
     if line["wrong"]:
         return [Finding("tokenizer", node, "bad", line["wrong"], "choose a tokenizer that knows these characters")]
     return [Finding("tokenizer", node, "ok", f"{line['rows']} answers come back; {line['vocabulary']} tokens")]

@@ -1,6 +1,8 @@
 """A large job looks at its nodes first: a bad one is named, and what is not the node's fault is not held against it."""
 
+import json
 import os
+import sys
 
 import pytest
 
@@ -51,6 +53,29 @@ def test_a_card_that_is_not_available_makes_a_bad_node(tmp_path, mx_smi):
 def test_a_small_job_starts_at_once(tmp_path, mx_smi):
     mx_smi("GPU#0    MXC550      0000:1b:00.0   Unavailable")
     preflight(place(nodes=1), JOB, tmp_path)
+
+
+def test_a_card_whose_stream_hangs_makes_a_bad_node(tmp_path, mx_smi, monkeypatch):
+    mx_smi("GPU#0    MXC550      0000:1b:00.0   Available")
+    device = {"what": "device", "kind": "cuda", "name": "MetaX C550", "torch": "2.8.0"}
+    matmul = {"what": "matmul", "right": True, "gflops": 1.0, "size": 1, "dtype": "bfloat16"}
+    script = tmp_path / "bin" / "python"
+    script.write_text(f"#!/bin/sh\necho '{json.dumps(device)}'; echo '{json.dumps(matmul)}'; exec sleep 60\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    monkeypatch.setattr(module, "COMPUTE_SECONDS", 1.0)
+    with pytest.raises(BadNode, match="node mx0: stream on card 0: no answer within 1 s"):
+        preflight(place(), JOB, tmp_path)
+
+
+@pytest.mark.parametrize("said", ["ModuleNotFoundError: No module named 'torch'", "RuntimeError: no kernel image"])
+def test_what_would_fail_on_any_node_is_left_to_the_stage(tmp_path, mx_smi, monkeypatch, said):
+    mx_smi("GPU#0    MXC550      0000:1b:00.0   Available")
+    script = tmp_path / "bin" / "python"
+    script.write_text(f'#!/bin/sh\necho "{said}" >&2; exit 1\n')
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    preflight(place(), JOB, tmp_path)
 
 
 def test_a_run_folder_that_cannot_be_written_makes_a_bad_node(tmp_path):

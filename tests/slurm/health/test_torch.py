@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from slurm.health.torch import check_compute, check_tokenizer
+from slurm.health.torch import check_card, check_compute, check_tokenizer
 
 
 @pytest.fixture
@@ -26,6 +26,7 @@ def verdicts(findings):
 
 
 DEVICE = """echo '{"what": "device", "kind": "cuda", "name": "MetaX C550", "torch": "2.8.0+metax3.7"}'"""
+STREAM = """echo '{"what": "stream", "right": true}'"""
 MATMUL = """echo '{"what": "matmul", "right": true, "gflops": 200000.0, "size": 8192, "dtype": "bfloat16"}'"""
 
 
@@ -40,10 +41,21 @@ def test_the_cpu_multiplies_exactly_and_has_no_stream():
 def test_a_stream_that_hangs_is_told_apart_from_a_product_that_works(stand_in):
     stand_in(f"{DEVICE}; {MATMUL}; exec sleep 60")
     begin = time.monotonic()
-    found = {finding.check: finding for finding in check_compute("mx0", 3, seconds=1)}
+    found = {finding.check: finding for finding in check_card("mx0", 3, seconds=1)}
     assert time.monotonic() - begin < 5
     assert verdicts(found.values()) == {"torch": "ok", "matmul": "ok", "stream": "bad"}
     assert found["stream"].measured == "card 3, MetaX C550: no answer within 1 s"
+
+
+def test_all_cards_are_tried_at_once(stand_in):
+    stand_in(f"{DEVICE}; sleep 1; {MATMUL}; {STREAM}")
+    begin = time.monotonic()
+    found = check_compute("mx0", 8)
+    assert time.monotonic() - begin < 5
+    assert [finding.verdict for finding in found] == ["ok"] * 24
+    assert {finding.measured.partition(",")[0] for finding in found if finding.check == "stream"} == {
+        f"card {card}" for card in range(8)
+    }
 
 
 def test_a_wrong_product_is_bad(stand_in):
@@ -56,6 +68,8 @@ def test_an_environment_without_torch_is_bad_and_says_what_to_install(stand_in):
     (finding,) = check_compute("mx0", 0)
     assert finding.verdict == "bad"
     assert "docs/install.md" in finding.way_out
+    (finding,) = check_compute("login", 0, needed=False)
+    assert finding.verdict == "not run"
 
 
 def test_the_tokenizer_gives_back_what_it_got():

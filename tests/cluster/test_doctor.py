@@ -1,0 +1,128 @@
+"""`qianka doctor --nodes` and the preflight on the real cluster: healthy, frozen, interrupted and bad nodes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.cluster
+
+SITE = """\
+cards: 2
+supernodes:
+- {name: sn0, nodes: "mx[0-1]"}
+- {name: sn1, nodes: "mx[2-3]"}
+links:
+  supernode: {name: MetaXLink, all_reduce: [10, 100], source: nobody}
+"""
+MX_SMI = """\
+#!/bin/sh
+# A card on every node; that of the node named in the file `bad` is not available.
+state=Available
+[ "$(hostname)" = "$(cat FOLDER/bad)" ] && state=Unavailable
+[ "$*" = -L ] && echo "Attached GPUs : 1" && echo "GPU#0    MXC550      0000:1b:00.0   $state" && exit
+exit 2
+"""
+
+
+def wait_until(condition, seconds=20):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"not within {seconds} s"
+        time.sleep(0.1)
+
+
+def jobs_of_doctors(cluster):
+    return [line for line in cluster.run("squeue", "-h", "-o", "%j %t").splitlines() if "qianka-doctor" in line]
+
+
+def slurmd(node):
+    """The daemon of a node of this cluster."""
+    for process in psutil.process_iter():
+        try:
+            is_it = process.cmdline()[:4] == ["slurmd", "-b", "-N", node]
+            if is_it and process.environ().get("SLURM_CONF") == os.environ["SLURM_CONF"]:
+                return process
+        except psutil.Error:  # it has ended since
+            continue
+    raise AssertionError(f"no slurmd of {node}")
+
+
+def test_four_nodes_examine_themselves_and_each_other(cluster, tmp_path, qianka):
+    (tmp_path / "site.yaml").write_text(SITE)
+    done = qianka(tmp_path, "doctor", "--nodes=4", "slurm.interface=lo", f"slurm.topology={tmp_path}/site.yaml")
+    assert done.returncode == 0, done.stdout
+    rows = [line for line in done.stdout.splitlines() if line.startswith(" ")]
+    for check, nodes in (
+        ("clock against mx0", "mx[1-3]"),
+        ("visible files", "mx[0-3]"),
+        ("locks between nodes", "mx[0-3]"),
+        ("connect by name", "mx[0-3]"),
+        ("connect by interface", "mx[0-3]"),
+        ("matmul", "mx[0-3]"),
+    ):
+        (row,) = [row for row in rows if row.startswith(f" {check} ")]
+        assert nodes in row and " ok " in row, row
+    for level, count in (("island", 4), ("supernode", 2), ("between supernodes", 2)):
+        figures = [row for row in rows if row.startswith(f" all-reduce {level} ")]
+        assert len(figures) == count and all("GB/s by gloo on CPUs" in row for row in figures), done.stdout
+    assert any("MaxArraySize" in row for row in rows)
+    assert list(tmp_path.iterdir()) == [tmp_path / "site.yaml"]
+    wait_until(lambda: jobs_of_doctors(cluster) == [])
+
+
+def test_a_frozen_node_is_named_within_the_limit(cluster, tmp_path):
+    from slurm.config import SlurmConfig
+    from slurm.health.job import Limits, examine_nodes
+
+    frozen = slurmd("mx3")
+    frozen.suspend()
+    try:
+        found = examine_nodes(SlurmConfig(interface="lo"), tmp_path, 4, print, Limits(answer=8))
+    finally:
+        frozen.resume()
+    bad = {finding.node: finding.measured for finding in found if finding.verdict == "bad"}
+    assert bad == {"mx3": "no answer within 8 s of the job's start"}
+    assert {finding.node for finding in found if finding.check == "locks between nodes"} == {"mx0", "mx1", "mx2"}
+    assert list(tmp_path.iterdir()) == []
+    cluster.script("wait-node", "mx3", "idle|mix|alloc|comp", "40")
+
+
+def test_ctrl_c_cancels_the_job_and_leaves_nothing(cluster, tmp_path):
+    command = [sys.executable, "-P", "-m", "workflow.cli", "doctor", "--nodes=2", "slurm.interface=lo"]
+    doctor = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, start_new_session=True)
+    wait_until(lambda: any(line.endswith("R") for line in jobs_of_doctors(cluster)))
+    wait_until(lambda: list(tmp_path.glob(".doctor-*/hello-*.json")))
+    doctor.send_signal(signal.SIGINT)
+    assert doctor.wait(20) != 0
+    assert list(tmp_path.iterdir()) == []
+    wait_until(lambda: jobs_of_doctors(cluster) == [])
+
+
+def test_a_bad_node_is_named_avoided_and_comes_back_when_its_time_is_over(cluster, tmp_path, qianka, tiny_config):
+    tool = tmp_path / "bin" / "mx-smi"
+    tool.parent.mkdir()
+    tool.write_text(MX_SMI.replace("FOLDER", str(tmp_path)))
+    tool.chmod(0o755)
+    (tmp_path / "bad").write_text("mx0")
+    setup = f"slurm: {{executor: slurm, interface: lo, setup: ['export PATH={tool.parent}:$PATH']}}"
+    (tmp_path / "tiny.yaml").write_text(tiny_config.replace("slurm: {executor: local}", setup))
+    done = qianka(tmp_path, "stage", "synth", "tiny.yaml", "slurm.synth.nodes=2")
+    assert done.returncode == 0, done.stdout
+    assert "mx0 failed: node mx0: card 0: its state is 'Unavailable'; avoided from now on" in done.stdout
+    excluded = tmp_path / "runs" / "tiny" / "excluded.json"
+    entry = json.loads(excluded.read_text())["mx0"]
+    assert 23 * 3600 < entry["until"] - time.time() <= 24 * 3600
+    first, second = done.stdout.split("avoided from now on")
+    assert "runs on mx[0-1]" in first and "runs on mx[2-3]" in second
+
+    excluded.write_text(json.dumps({"mx0": {**entry, "until": time.time() - 1}}))
+    tool.unlink()
+    done = qianka(tmp_path, "stage", "synth", "tiny.yaml", "slurm.synth.nodes=4", "seed=4")
+    assert done.returncode == 0, done.stdout
+    assert "runs on mx[0-3]" in done.stdout
