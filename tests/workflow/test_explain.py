@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import subprocess
 import sys
 import time
@@ -114,3 +115,11 @@ def test_1024_cards_are_explained_at_once(tmp_path):
     began = time.monotonic()
     explain(tmp_path, EXAMPLE, "--cards", "1024")
     assert time.monotonic() - began < 10
+
+
+def test_the_drawing_in_the_documents_is_what_the_command_prints(tmp_path):
+    document = (ROOT / "docs/topology.md").read_text()
+    (drawing,) = re.findall(r"^```text\n(.*?)^```", document, re.MULTILINE | re.DOTALL)
+    commands = re.findall(r"^qianka plan --explain slurm\.topology=workflow/\S+ --cards (\d+)$", document, re.MULTILINE)
+    printed = [explain(tmp_path, EXAMPLE, "--cards", cards) for cards in commands]
+    assert [line.rstrip() for line in printed[0].strip().splitlines()] == drawing.splitlines()
