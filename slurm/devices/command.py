@@ -53,8 +53,11 @@ def _end(process: subprocess.Popen[bytes]) -> str:
     """Kill the tool's session. One that waits inside the kernel cannot be ended, and is left."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
+    for stream in (process.stdout, process.stderr):
+        if stream:
+            stream.close()
     try:
-        process.communicate(timeout=2)
+        process.wait(timeout=2)
     except subprocess.TimeoutExpired:
         return "it hangs in the driver and cannot be ended"
     return "the driver may be stuck"

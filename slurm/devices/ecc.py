@@ -6,6 +6,8 @@ from slurm.devices.cells import BANNER, Found, attached, count, lines_of
 from slurm.devices.device import Device
 from slurm.devices.listing import CARD, parse_card
 
+UNCORRECTABLE = re.compile(r"(\w+) uncorrectable(?: errors?| parity| sec-ded)?")
+
 
 def parse_ecc(text: str) -> Found:
     """`--count-ecc`: below each card `SRAM Correctable : 0`, and `Double Bit ECC : 0` below `Retired Pages`.
@@ -50,7 +52,8 @@ def _counted(index: int, address: str | None, counts: dict[str, int | None]) -> 
     retired = {key: number for key, number in counts.items() if key.startswith("retired pages/")}
     errors = {key.partition("/")[2]: number for key, number in counts.items() if key not in retired}
     bad = {key: number for key, number in errors.items() if "uncorrect" in key}
-    complete = all(any(key.startswith(memory) for key in bad) for memory in ("sram", "dram"))
+    read = {found[1] for key in bad if (found := UNCORRECTABLE.fullmatch(key))}
+    complete = {"sram", "dram"} <= read
     good = {key: number for key, number in errors.items() if "correct" in key and key not in bad}
     return Device(
         index,

@@ -10,8 +10,8 @@ from slurm.devices.device import AVAILABLE, Device
 
 CARD = re.compile(r"GPU#([0-9]{1,4})\b\s*(.*)")
 NAME = re.compile(r"MX[A-Z]+[0-9]+\S*")
-MOST_PARTS = 100_000
-"""Objects of a JSON text that are looked at."""
+MOST_STARTS, MOST_PARTS = 20, 100_000
+"""Braces that are tried, and objects of a JSON text that are looked at."""
 
 
 def parse_list(text: str) -> Found:
@@ -74,11 +74,13 @@ def parse_json(text: str) -> Found:
 
 
 def _first_object(text: str) -> Any:
-    start = text.find("{")
-    try:
-        return json.JSONDecoder().raw_decode(text, start)[0] if start >= 0 else None
-    except (ValueError, RecursionError):
-        return None
+    """The value at the first brace that begins one."""
+    for start in [found.start() for found in re.finditer(r"\{", text)][:MOST_STARTS]:
+        try:
+            return json.JSONDecoder().raw_decode(text, start)[0]
+        except (ValueError, RecursionError):
+            continue
+    return None
 
 
 def _parts(value: Any) -> Iterator[dict[str, Any]]:

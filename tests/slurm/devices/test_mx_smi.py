@@ -80,6 +80,8 @@ def test_ecc_counts_of_one_memory_alone_are_not_read():
     assert (card.ecc_corrected, card.ecc_uncorrected) == (0, None)
     (card,) = parse_ecc(text + "    DRAM Uncorrectable : N/A\n").devices
     assert card.ecc_uncorrected is None
+    (card,) = parse_ecc(text + "    DRAM Uncorrectable Threshold : 0\n").devices
+    assert card.ecc_uncorrected is None
     (card,) = parse_ecc(text.replace("SRAM Uncorrectable : 0", "SRAM Uncorrectable : 1")).devices
     assert card.ecc_uncorrected == 1
 
@@ -120,7 +122,9 @@ def test_of_two_dies_the_hotter_counts():
 def test_json_is_found_behind_other_text(answer):
     states = {device.index: device.state for device in parse_json(answer("answer.json")).devices}
     assert states == {0: "Available", 1: "unavailable: link training", 2: "Available", 3: "Available"}
+    assert len(parse_json("warning {0000:1b:00.0}: slow\n" + answer("answer.json")).devices) == 4
     assert parse_json("mx-smi: no daemon").left == ("mx-smi: no daemon",)
+    assert parse_json('{"a":' * 100_000).devices == ()
 
 
 def test_processes_are_read_with_blanks_in_their_names(answer):

@@ -45,6 +45,14 @@ def test_a_tool_that_hangs_is_a_finding_and_is_asked_once(tool, tmp_path, monkey
     assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "611.5"]]
 
 
+def test_a_tool_whose_child_holds_on_to_the_output_keeps_nobody_waiting(tool, monkeypatch):
+    path = tool("mx-smi", shell="setsid sleep 6.5 & exit 0")
+    monkeypatch.setattr(command, "SECONDS", 0.5)
+    before = time.monotonic()
+    assert ask(path, "-L").hung
+    assert time.monotonic() - before < 4
+
+
 def test_a_tool_that_fails_is_a_finding(tool):
     node = read.read_metax(tool("mx-smi", shell="echo no device found >&2; exit 3"))
     assert node.devices == ()
@@ -57,7 +65,7 @@ def test_an_answer_that_is_no_text_is_kept(tool):
     assert text.endswith("GPU#0\n") and "�" in text
 
 
-def test_an_endless_answer_is_cut(tool, monkeypatch):
+def test_a_long_answer_is_cut(tool, monkeypatch):
     monkeypatch.setattr(command, "MOST_BYTES", 1000)
     assert len(ask(tool("mx-smi", shell="yes | head -c 100000")).text) == 1000
 
