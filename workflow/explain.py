@@ -10,6 +10,7 @@ from rich.text import Text
 
 from slurm.exclusions import excluded
 from slurm.topology import site
+from slurm.topology.choose import eligible
 from slurm.topology.draw import draw, legend, relay_words
 from slurm.topology.links import WHEN, loads
 from slurm.topology.options import option_notes, sbatch_options
@@ -56,12 +57,16 @@ def _explained(stage: str, topology: Topology, need: Need) -> Group:
 
 
 def need_of_cards(topology: Topology, cards: int, run: RunConfig, avoided: frozenset[str]) -> Need:
-    """The rl stage with so many cards: as few nodes as hold them with as many on each."""
-    largest = max(topology.cards_of(supernode) for supernode in topology.supernodes)
-    each = max(size for size in range(1, min(cards, largest) + 1) if cards % size == 0)
-    if cards > largest and each < largest / 2:
-        near = max(1, round(cards / largest)) * largest
-        raise ValueError(f"--cards {cards}: no even share for nodes of {largest} cards; {near} is near")
+    """The rl stage with so many cards: as many on each node as enough nodes of the site have."""
+    sizes = sorted({topology.cards_of(supernode) for supernode in topology.supernodes}, reverse=True)
+    if cards < sizes[0]:
+        return Need(1, cards, shard_ranks=run.slurm.rl.shard_ranks, excluded=avoided)
+    even = [size for size in sizes if cards % size == 0]
+    if not even:
+        near = max(1, round(cards / sizes[0])) * sizes[0]
+        raise ValueError(f"--cards {cards}: no even share for nodes of {sizes[0]} cards; {near} is near")
+    enough = [size for size in even if sum(map(len, eligible(topology, size, avoided))) >= cards // size]
+    each = (enough or even)[0]
     return Need(cards // each, each, shard_ranks=run.slurm.rl.shard_ranks, excluded=avoided)
 
 

@@ -70,6 +70,7 @@ def check_resources(run: RunConfig) -> None:
     from slurm.environment import check_environment
 
     check_environment(run.slurm.environment)
+    check_shards(run)
     executor = choose_executor(run.slurm)
     if executor == "slurm":
         missing = [command for command in ("sbatch", "srun", "squeue") if shutil.which(command) is None]
@@ -80,6 +81,18 @@ def check_resources(run: RunConfig) -> None:
         nodes = getattr(run.slurm, stage).nodes
         if nodes > 1:
             raise ValueError(f"slurm.{stage}.nodes is {nodes}, but without Slurm there is one; set it to 1")
+
+
+def check_shards(run: RunConfig) -> None:
+    """Weights are sharded over a number of ranks that makes whole copies of the model."""
+    for stage in INPUTS:
+        shape = run.slurm.resources(stage)
+        ranks = shape.nodes * shape.tasks_per_node
+        if shape.shard_ranks and ranks % shape.shard_ranks:
+            raise ValueError(
+                f"slurm.{stage}.shard_ranks is {shape.shard_ranks}, which does not divide the {ranks} ranks of the job "
+                f"({shape.nodes} nodes x {shape.tasks_per_node} tasks)"
+            )
 
 
 def check_cluster(run: RunConfig, stages: Sequence[str]) -> None:

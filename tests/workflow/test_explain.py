@@ -12,8 +12,10 @@ import pytest
 from rich.console import Console
 
 from slurm.topology.planner import Need, plan
-from slurm.topology.site import load
+from slurm.topology.site import Topology, load
+from workflow.config import RunConfig
 from workflow.explain import explain as explained
+from workflow.explain import need_of_cards
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = f"slurm.topology={ROOT / 'workflow/profiles/metax/topology.yaml'}"
@@ -94,6 +96,17 @@ def test_a_node_that_the_run_avoids_is_drawn_so_and_not_used(nodes, row):
     assert not avoided & set(planned.nodes)
     assert words(text, row[0]) == row
     assert "x avoided" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("cards", "need"),
+    [(3, (1, 3)), (16, (1, 16)), (32, (2, 16)), (48, (6, 8)), (24, (3, 8)), (80, (5, 16))],
+)
+def test_cards_fill_the_largest_nodes_of_which_there_are_enough(cards, need):
+    supernodes = [{"name": "large", "nodes": "a[0-1]", "cards": 16}, {"name": "small", "nodes": "b[0-5]"}]
+    topology = Topology.model_validate({"cards": 8, "supernodes": supernodes})
+    found = need_of_cards(topology, cards, RunConfig(name="r"), frozenset())
+    assert (found.nodes, found.tasks_per_node) == need
 
 
 @pytest.mark.parametrize(

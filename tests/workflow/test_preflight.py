@@ -59,6 +59,14 @@ def test_two_nodes_need_slurm(here):
     assert refused("slurm.rl.nodes=2").startswith("slurm.rl.nodes is 2, but without Slurm there is one")
 
 
+def test_shards_make_whole_copies_of_the_model(here):
+    shape = ("slurm.rl.tasks_per_node=4", "slurm.rl.shard_ranks=")
+    check_config(load([shape[0], f"{shape[1]}2", "slurm.executor=local"]))
+    assert refused(shape[0], f"{shape[1]}3").startswith(
+        "slurm.rl.shard_ranks is 3, which does not divide the 4 ranks of the job (1 nodes x 4 tasks)"
+    )
+
+
 def test_slurm_that_is_not_there_is_named(here, monkeypatch):
     monkeypatch.setenv("PATH", str(here))
     with pytest.raises(ValueError, match="there is no sbatch here; take slurm.executor=local"):
