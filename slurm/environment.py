@@ -9,7 +9,7 @@ from pathlib import Path
 from slurm.attempt import JobFile
 from slurm.config import Variable
 from slurm.devices.device import Kind
-from slurm.devices.read import count_cards
+from slurm.devices.read import count_cards, torch_version
 
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "MACA_VISIBLE_DEVICES")
 """vLLM and Ray read the first, MACA and RLinf the second (docs/profile-metax.md)."""
@@ -80,7 +80,8 @@ def plan(
     after = _after(env, settings)
     if kind in ("metax", "unknown"):
         settings += _visibility(after)
-    if kind == "metax" and SHARED_CARD not in environment and SHARED_CARD not in env:
+    runs_on_maca = kind == "metax" or "metax" in torch_version()
+    if runs_on_maca and SHARED_CARD not in environment and SHARED_CARD not in env:
         settings += _shared_card(after, root)
     return settings
 

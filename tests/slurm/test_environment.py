@@ -1,11 +1,17 @@
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from slurm.attempt import JobFile
+from slurm.claim import take_over
 from slurm.config import Variable
 from slurm.environment import apply, describe, plan, tasks_on_node
+from slurm.verdict import read_verdict
+from workflow.config import load
+from workflow.preflight import check_config
 
 
 def variable(value: str | None) -> Variable:
@@ -87,6 +93,13 @@ def test_two_processes_on_one_card_need_macas_leave():
     assert apply(job_file(), "cpu", dict(shared)) == []
 
 
+def test_macas_leave_is_also_there_where_only_torch_tells_the_vendor(monkeypatch):
+    monkeypatch.setattr("slurm.environment.torch_version", lambda: "2.10.0+metax3.8.0.7")
+    env = {"SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_GPUS_ON_NODE": "1"}
+    apply(job_file(), "unknown", env)
+    assert env["MACA_MPS_MODE"] == "1"
+
+
 def test_cards_are_counted_where_slurm_does_not_count_them(tmp_path):
     for number in (128, 129):
         folder = tmp_path / f"sys/class/drm/renderD{number}/device"
@@ -161,3 +174,42 @@ def test_the_description_has_what_is_set_and_what_was_there():
 def test_the_environment_is_set_without_torch():
     code = "import sys, slurm.environment; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"
+
+
+def run_rank(attempt: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-m", "slurm.job", str(attempt)]
+    return subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True)
+
+
+def test_a_rank_says_what_it_replaces_and_runs(request_for):
+    request = request_for()
+    environment = {"MCCL_ALGO": variable("Ring"), "MCCL_DEBUG": variable(None)}
+    slurm = request.slurm.model_copy(update={"environment": environment, "interface": "lo"})
+    attempt = take_over(request.model_copy(update={"slurm": slurm}), None).folder
+    done = run_rank(attempt, {"MCCL_ALGO": "Tree", "MCCL_DEBUG": "INFO", "GLOO_SOCKET_IFNAME": "eth7"})
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stdout.splitlines() if line.startswith("environment: ")]
+    assert said == [
+        "environment: MCCL_ALGO: Tree of the job's environment became Ring (slurm.environment: the test)",
+        "environment: MCCL_DEBUG: INFO of the job's environment was removed (slurm.environment: the test)",
+        "environment: GLOO_SOCKET_IFNAME: eth7 of the job's environment became lo (slurm.interface)",
+    ]
+
+
+def test_a_rank_whose_visible_cards_are_told_in_two_ways_ends_with_a_mistake(request_for, tmp_path):
+    attempt = take_over(request_for(), None).folder
+    tool = tmp_path / "bin" / "mx-smi"
+    tool.parent.mkdir(exist_ok=True)
+    tool.write_text("#!/bin/sh\n")
+    tool.chmod(0o755)
+    env = {"PATH": f"{tool.parent}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": "0", "MACA_VISIBLE_DEVICES": "1"}
+    assert run_rank(attempt, env).returncode == 1
+    verdict = read_verdict(attempt)
+    assert verdict is not None and verdict.why == "mistake"
+    assert "CUDA_VISIBLE_DEVICES=0 and MACA_VISIBLE_DEVICES=1 name different cards" in verdict.message
+
+
+def test_what_comes_too_late_is_refused_before_a_job_is_asked_for():
+    run = load(["slurm.environment={LD_PRELOAD: {value: /x, source: me}}", "slurm.executor=local"])
+    with pytest.raises(ValueError, match=r"slurm\.environment\.LD_PRELOAD"):
+        check_config(run)
