@@ -10,6 +10,7 @@ from slurm.attempt import JobFile
 from slurm.config import Variable
 from slurm.devices.device import Kind
 from slurm.devices.read import count_cards, torch_version
+from slurm.nodelist import expand_counts
 
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "MACA_VISIBLE_DEVICES")
 """vLLM and Ray read the first, MACA and RLinf the second (docs/profile-metax.md)."""
@@ -153,13 +154,10 @@ def tasks_on_node(env: Mapping[str, str]) -> int | None:
     for name in ("LOCAL_WORLD_SIZE", "SUBMITIT_LOCAL_NTASKS"):
         if env.get(name, "").isdecimal():
             return int(env[name])
-    # 2(x3),1: two on each of the first three nodes, one on the fourth.
-    counts: list[int] = []
-    for part in env.get("SLURM_STEP_TASKS_PER_NODE", env.get("SLURM_TASKS_PER_NODE", "")).split(","):
-        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
-        if not found:
-            return None
-        counts += [int(found[1])] * int(found[2] or 1)
+    try:
+        counts = expand_counts(env.get("SLURM_STEP_TASKS_PER_NODE", env.get("SLURM_TASKS_PER_NODE", "")))
+    except ValueError:
+        return None
     node = env.get("SLURM_NODEID", "0")
     return counts[int(node)] if node.isdecimal() and int(node) < len(counts) else None
 

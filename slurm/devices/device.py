@@ -74,6 +74,7 @@ class Devices:
     """The system's names of the network cards: NIC0 is mlx5_0."""
     processes: tuple[Process, ...] = ()
     cores: int | None = None
+    """Of the node, that this process may use."""
     memory: float | None = None
     """MiB of the node."""
     trouble: tuple[str, ...] = ()

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -20,15 +21,12 @@ def read_devices(root: Path = Path("/")) -> Devices:
     """Ask this node about its cards; a tool that hangs is ended soon. `root` is that of /dev, /sys and /opt."""
     kind, tool, trouble = _find(root)
     if kind == "metax" and tool:
-        return read_metax(tool)
-    if kind == "nvidia" and tool:
-        return read_nvidia(tool)
-    return Devices(
-        kind=kind,
-        cores=len(os.sched_getaffinity(0)),
-        memory=psutil.virtual_memory().total / 2**20,
-        trouble=(trouble,) if trouble else (),
-    )
+        found = read_metax(tool)
+    elif kind == "nvidia" and tool:
+        found = read_nvidia(tool)
+    else:
+        found = Devices(kind=kind, trouble=(trouble,) if trouble else ())
+    return replace(found, cores=len(os.sched_getaffinity(0)), memory=psutil.virtual_memory().total / 2**20)
 
 
 def kind_of_node(root: Path = Path("/")) -> Kind:
