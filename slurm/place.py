@@ -114,7 +114,10 @@ def make_job(place: Place, job_file: JobFile, attempt: Path) -> Job:
     """
     rank, shard_ranks = place.rank, job_file.shard_ranks
     if job_file.topology and len(place.tasks) > 1 and len(set(place.tasks.values())) == 1:
-        rank, shard_ranks = place_task(job_file.topology, place.tasks, place.node, place.local_rank, shard_ranks)
+        rank, plan = place_task(job_file.topology, place.tasks, place.node, place.local_rank, shard_ranks)
+        shard_ranks = plan.shard_ranks
+        for note in plan.notes if rank == 0 else ():
+            print(f"note: {note}", flush=True)
     return Job(
         rank=rank,
         world_size=place.world_size,

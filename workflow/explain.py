@@ -79,10 +79,13 @@ def explain(stage: str, planned: Plan, avoided: frozenset[str] = frozenset()) ->
         f"over {planned.shard_ranks}{ways} ranks"
     )
     options = [f"--{name}={value}" for name, value in sbatch_options(planned).items()]
+    notes = [*planned.notes, *option_notes(planned)]
+    if planned.idle_cards:
+        notes.append(f"{planned.idle_cards} cards of these nodes have no rank")
     lines = [
         f"new weights: {'; '.join(relay_words(planned)) or 'one node, no relay'}",
         f"sbatch: {' '.join(options) or 'no option'}",
-        *(f"note: {note}" for note in [*planned.notes, *option_notes(planned)]),
+        *(f"note: {note}" for note in notes),
     ]
     return Group(
         Text(sizes, style="bold"),

@@ -107,7 +107,7 @@ class Plan:
 
     @cached_property
     def notes(self) -> list[str]:
-        """What a person should know before asking for this."""
+        """Where groups are slower than they could be, and why."""
         found = [f"{node} is not in the topology file" for node in self.nodes if node not in self.topology.home]
         widest = LEVELS.index(self.widest(self.tensor_groups))
         if self.tensor_parallel > self.tasks_per_node or widest > LEVELS.index("node"):
@@ -121,19 +121,18 @@ class Plan:
             found.append(
                 f"FSDP groups of {self.shard_ranks} cross supernodes: every layer's weights go over the slow links"
             )
-        idle = sum(self._cards(node) - self.tasks_per_node for node in self.nodes)
-        if idle:
-            found.append(f"{idle} cards of the {len(self.nodes)} nodes have no rank")
         return found
+
+    @property
+    def idle_cards(self) -> int:
+        """Cards of the nodes that have no rank."""
+        homes = [self.topology.supernode_of(node) for node in self.nodes]
+        return sum(self.topology.cards_of(home) - self.tasks_per_node for home in homes if home is not None)
 
     def _crosses_islands(self) -> bool:
         pairs = (pair for group in self.tensor_groups for pair in pairwise(group) if self.level(*pair) == "node")
         homes = [self.topology.supernode_of(self.nodes[one // self.tasks_per_node]) for one, _ in pairs]
         return any(home is not None and self.topology.islands_of(home) > 1 for home in homes)
-
-    def _cards(self, node: str) -> int:
-        home = self.topology.supernode_of(node)
-        return self.tasks_per_node if home is None else self.topology.cards_of(home)
 
 
 def _supernode(topology: Topology, node: str) -> str:

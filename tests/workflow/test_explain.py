@@ -78,7 +78,7 @@ def test_every_stage_of_several_ranks_is_placed_as_the_config_asks(tmp_path):
     assert "sft: 16 ranks on 2 nodes of 1 supernode; 1 copy of the model" in text
     assert "rl: 120 ranks on 20 nodes of 3 supernodes; 3 copies of the model" in text
     assert "note: FSDP groups of 40 cross supernodes" in text
-    assert "note: 40 cards of the 20 nodes have no rank" in text
+    assert "note: 40 cards of these nodes have no rank" in text
     assert "+ several copies" in " ".join(text.split())
     assert "--cards 64" in explain(tmp_path, EXAMPLE)
 

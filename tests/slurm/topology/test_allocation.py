@@ -61,10 +61,17 @@ def test_the_first_node_keeps_rank_0_whatever_its_supernode(tmp_path):
     assert [rank for rank, _ in jobs(tmp_path, ["mx2", "mx0", "mx3", "mx1"])] == [0, 1, 4, 5, 2, 3, 6, 7]
 
 
-def test_groups_are_as_large_as_every_supernodes_part_allows(tmp_path):
-    assert {shard for _, shard in jobs(tmp_path, ["mx0", "mx1", "mx4", "mx2"])} == {2}
-    assert {shard for _, shard in jobs(tmp_path, ["mx0", "mx1"])} == {4}
-    assert {shard for _, shard in jobs(tmp_path, ["mx0", "new"])} == {2}
+def test_groups_have_the_planned_size_whichever_nodes_slurm_gave_and_the_log_says_what_crosses(tmp_path, capsys):
+    assert {shard for _, shard in jobs(tmp_path, ["mx0", "mx1", "mx2", "mx3"])} == {4}
+    assert capsys.readouterr().out == ""
+    assert {shard for _, shard in jobs(tmp_path, ["mx0", "mx1", "mx4", "mx2"])} == {4}
+    said = "note: FSDP groups of 4 cross supernodes: every layer's weights go over the slow links\n"
+    assert capsys.readouterr().out == said
+
+
+def test_with_a_node_that_the_file_does_not_place_groups_stay_within_what_is_known(tmp_path, capsys):
+    assert {shard for _, shard in jobs(tmp_path, ["mx0", "mx1", "new"])} == {2}
+    assert capsys.readouterr().out == "note: new is not in the topology file\n"
 
 
 def test_what_the_config_says_wins_and_has_to_divide(tmp_path):
