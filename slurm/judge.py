@@ -117,7 +117,8 @@ class Judge:
 
     def _give_up(self, why: str) -> End:
         self.say(f"job {self.record.job_id} {why}. It is cancelled, and the same command submits it again")
-        self._cancel()
+        with contextlib.suppress(NoAnswer):
+            state.cancel(self.attempt.parent, self.record)
         return End.FAILED
 
     def _end_stragglers(self, found: State) -> None:

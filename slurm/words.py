@@ -31,7 +31,7 @@ STATES = {
 REASONS = {
     "Priority": "jobs of higher priority are before it",
     "Resources": "it is the next one, as soon as enough nodes are free",
-    "BeginTime": "Slurm lets some time pass before it starts a job again",
+    "BeginTime": "its time to start has not come: that of --begin, or the end of the pause after a requeue",
     "Cleaning": "what its last start left on the nodes is being cleaned up",
     "Dependency": "a job that it depends on has not ended",
     "Reservation": "its reservation has not begun",

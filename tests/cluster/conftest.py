@@ -1,13 +1,20 @@
 """The real Slurm cluster as a fixture: the one that runs already (`make test`), or one for this session."""
 
+import contextlib
+import os
 import subprocess
+import sys
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
+import psutil
 import pytest
 
+from slurm.record import Record, read_record
+
 ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
 SCRIPT = Path(__file__).parent / "cluster.sh"
 
 
@@ -88,3 +95,107 @@ def cluster(slurm_conf: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         name, state = line.split()
         if state.startswith("down"):
             client.script("start-node", name)
+
+
+def wait_for(condition: Callable[[], object], what: str, seconds: float = 90) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"{what}: not after {seconds} s"
+        time.sleep(0.1)
+
+
+class Command:
+    """A command of a person at a terminal: a session of its own, and what it has shown."""
+
+    def __init__(self, folder: Path, *words: str, env: dict[str, str] | None = None) -> None:
+        self.path = folder / f"terminal-{len(list(folder.glob('terminal-*')))}"
+        settings = os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}", "COLUMNS": "400", "OMP_NUM_THREADS": "1"}
+        with self.path.open("wb") as out:
+            self.process = psutil.Popen(
+                words, cwd=folder, env=settings | (env or {}), stdout=out, stderr=out, start_new_session=True
+            )
+
+    def said(self) -> str:
+        return self.path.read_text(errors="replace")
+
+    def sees(self, text: str, seconds: float = 90) -> None:
+        wait_for(lambda: text in self.said() or self.process.poll() is not None, f"{text!r} in {self.said()}", seconds)
+        assert text in self.said(), self.said()
+
+    def kill(self) -> None:
+        """SIGKILL to the command and all that it has started."""
+        below = self.process.children(recursive=True) if self.process.poll() is None else []
+        for process in [*below, self.process]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.process.wait()
+
+    def tell(self, number: int) -> int:
+        """Signal the process alone, and return its exit code."""
+        self.process.send_signal(number)
+        return self.ends(30)
+
+    def ends(self, seconds: float = 120) -> int:
+        try:
+            return self.process.wait(seconds)
+        except (psutil.TimeoutExpired, subprocess.TimeoutExpired):
+            pytest.fail(f"it goes on: {self.said()}")
+
+
+class Life:
+    """A run in a folder of its own."""
+
+    def __init__(self, folder: Path, cluster) -> None:
+        self.folder, self.cluster, self.commands = folder, cluster, list[Command]()
+
+    wait_for = staticmethod(wait_for)
+
+    def start(self, *words: str, env: dict[str, str] | None = None) -> Command:
+        self.commands.append(Command(self.folder, *words, env=env))
+        return self.commands[-1]
+
+    def snakemake(self, stage: str, **settings) -> Command:
+        options = ("--cores", "1", stage, "--configfile", "tiny.yaml")
+        return self.start("snakemake", "--snakefile", str(ROOT / "Snakefile"), *options, **settings)
+
+    def qianka(self, *words: str, **settings) -> Command:
+        return self.start(sys.executable, "-P", "-m", "workflow.cli", *words, **settings)
+
+    def stage(self, stage: str) -> Path:
+        return self.folder / "runs" / "tiny" / stage
+
+    def record(self, stage: str) -> Record:
+        record = read_record(self.stage(stage))
+        assert record
+        return record
+
+    def job(self, stage: str) -> str:
+        wait_for(lambda: self.stage(stage).is_dir() and read_record(self.stage(stage)), "the intent")
+        wait_for(lambda: self.record(stage).job_id, "the job's id")
+        return self.record(stage).job_id or ""
+
+    def jobs(self, stage: str) -> list[str]:
+        """Ids of all jobs that the accounting or the queue knows by the name of the stage's attempt."""
+        name = self.record(stage).job_name
+        queued = self.cluster.run("squeue", "-h", "--states=all", "-o", "%A", f"--name={name}")
+        ended = self.cluster.run("sacct", "-n", "-X", "-P", "-o", "JobID", "--starttime=now-1hour", f"--name={name}")
+        return sorted({*queued.split(), *ended.split()})
+
+    def release(self, job: str) -> None:
+        self.cluster.run("scontrol", "update", f"jobid={job}", "starttime=now")
+
+    def settings(self, *lines: str) -> None:
+        """Write the slurm section of the config, of which no result depends."""
+        path = self.folder / "tiny.yaml"
+        kept = path.read_text().partition("slurm:")[0]
+        path.write_text(f"{kept}slurm: {{executor: slurm, interface: lo{''.join(', ' + line for line in lines)}}}\n")
+
+
+@pytest.fixture
+def life(cluster: Cluster, tiny: Path) -> Generator[Life]:
+    """A run of the tiny config on the cluster, none of whose stages has begun; its commands end with the test."""
+    life = Life(tiny.parent, cluster)
+    life.settings()
+    yield life
+    for command in life.commands:
+        command.kill()

@@ -1,0 +1,157 @@
+"""What goes wrong on a cluster, done to a real one: the stage goes on from the committed step, and a line says why."""
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from data.progress import read_progress
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
+
+LONG = ("sft.steps=100000", "sft.checkpoint.every_steps=10", "sft.validate_every_steps=1000")
+
+
+class Sft:
+    """An endless sft stage on two nodes, and the command that waits for it."""
+
+    def __init__(self, life) -> None:
+        self.life, self.cluster = life, life.cluster
+        assert life.qianka("stage", "synth", "tiny.yaml", *LONG).ends() == 0
+        life.settings("sft: {nodes: 2}")
+        self.command = life.qianka("stage", "sft", "tiny.yaml", *LONG)
+        self.command.sees("steps/s")
+        self.life.wait_for(lambda: self.done() >= 25, "25 steps")
+        self.job = life.job("sft")
+
+    def reading(self) -> dict:
+        record = self.life.record("sft")
+        return read_progress(self.life.stage("sft") / record.attempt) or {"done": 0, "started": 0}
+
+    def done(self) -> int:
+        return int(self.reading()["done"])
+
+    def goes_on(self) -> str:
+        """Wait until another start has done steps; how many were lost, and what was said of the fault."""
+        self.command.sees(" steps are done again", 120)
+        said = self.command.said()
+        first, lost = map(
+            int, re.search(r"goes on from (\d+) of 100000 steps; (\d+) steps are done again", said).groups()
+        )
+        assert first >= 20
+        assert self.reading()["first"] == first
+        line = next(line for line in said.splitlines() if f"job {self.job} " in line and "Slurm starts" in line)
+        print(f"{line} | {lost} steps lost")
+        assert self.life.jobs("sft") == [self.job]
+        return line
+
+
+@pytest.fixture
+def sft(life) -> Sft:
+    return Sft(life)
+
+
+def of_node(cluster, node: str) -> list[psutil.Process]:
+    """The processes of a node of the cluster."""
+    root = Path(os.environ["SLURM_CONF"]).parents[1]
+    first = psutil.Process(int((root / f"run/node-{node}.pid").read_text()))
+    return [first, *first.children(recursive=True)]
+
+
+def requeue(sft: Sft) -> None:
+    sft.cluster.run("scontrol", "requeue", sft.job)
+
+
+def preempt(sft: Sft) -> None:
+    sft.cluster.submit("sleep 1", "--partition=urgent", "--nodes=4", "--exclusive")
+
+
+def crash(sft: Sft) -> None:
+    sft.cluster.script("kill-node", sft.cluster.job_nodes(sft.job)[1])
+
+
+@pytest.fixture
+def frozen() -> Generator[list[psutil.Process]]:
+    """Processes that the test has stopped; they go on after it."""
+    found: list[psutil.Process] = []
+    yield found
+    for process in found:
+        if process.is_running():
+            process.send_signal(signal.SIGCONT)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (requeue, "was requeued"),
+        (preempt, "was preempted by a job of higher priority"),
+        (crash, "lost a node, which failed or does not answer: mx1"),
+    ],
+)
+def test_a_job_that_is_started_again_says_why_and_what_it_cost(sft, fault: Callable[[Sft], None], words: str):
+    fault(sft)
+    assert words in sft.goes_on()
+
+
+def test_a_node_that_freezes_is_named(sft, frozen):
+    frozen += of_node(sft.cluster, sft.cluster.job_nodes(sft.job)[1])
+    for process in frozen:
+        process.send_signal(signal.SIGSTOP)
+    assert "lost a node, which failed or does not answer: mx1" in sft.goes_on()
+
+
+def test_while_slurmctld_is_gone_the_log_goes_on_and_a_line_says_so(sft):
+    root = Path(os.environ["SLURM_CONF"]).parents[1]
+    os.kill(int((root / "run/slurmctld.pid").read_text()), signal.SIGKILL)
+    try:
+        sft.command.sees("Slurm does not answer since", 60)
+        shown = sft.command.said().count("steps/s")
+        sft.life.wait_for(lambda: sft.command.said().count("steps/s") > shown, "progress without slurmctld", 30)
+    finally:
+        sft.cluster.script("up")
+    sft.command.sees("Slurm answers again", 90)
+    before = sft.done()
+    sft.life.wait_for(lambda: sft.done() > before, "more steps")
+    assert sft.reading()["first"] == 0, "it was started again"
+
+
+def test_a_job_that_waits_says_for_what_and_ends_when_it_waits_for_nothing(life):
+    for node in life.cluster.nodes():
+        life.cluster.run("scontrol", "update", f"nodename={node}", "state=drain", "reason=test")
+    try:
+        drained = life.qianka("stage", "synth", "tiny.yaml")
+        drained.sees("waits in the queue: nodes that it could have are down, drained or reserved")
+    finally:
+        for node in life.cluster.nodes():
+            life.cluster.run("scontrol", "update", f"nodename={node}", "state=resume")
+    assert drained.ends() == 0, drained.said()
+
+    failed = life.cluster.submit("exit 1")
+    life.cluster.wait(failed, "FAILED")
+    life.settings(f"dependency: 'afterok:{failed}'")
+    hopeless = life.qianka("stage", "sft", "tiny.yaml")
+    assert hopeless.ends(60) == 1
+    assert "the job that it depends on has failed, so that it can never start; take" in hopeless.said()
+    assert not life.cluster.mine()
+
+
+def test_without_accounting_a_job_that_squeue_has_forgotten_is_judged_by_the_disk(life, tmp_path):
+    conf = Path(os.environ["SLURM_CONF"]).read_text()
+    without = tmp_path / "etc/slurm.conf"
+    without.parent.mkdir()
+    lines = [line for line in conf.splitlines() if not line.startswith("Accounting")]
+    without.write_text("\n".join([*lines, "AccountingStorageType=accounting_storage/none"]))
+    for file in ("cgroup.conf", "gres.conf", "topology.conf"):
+        (without.parent / file).write_text((Path(os.environ["SLURM_CONF"]).parent / file).read_text())
+    env = {"SLURM_CONF": str(without)}
+    first = life.qianka("stage", "synth", "tiny.yaml", env=env)
+    assert first.ends() == 0, first.said()
+    start = time.monotonic()
+    again = life.qianka("stage", "sft", "tiny.yaml", env=env)
+    assert again.ends() == 0, again.said()
+    print(f"{time.monotonic() - start:.1f} s")
