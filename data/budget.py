@@ -85,17 +85,17 @@ class Budget:
         self._write()
 
     def must_stop(self) -> bool:
-        """Whether this rank has to commit and end after the present step."""
-        return self.job.stop_requested or self.is_spent()
+        """Whether this rank has to commit and end after the present step. Ask before a save, and again after it."""
+        return self.is_spent() or self.job.stop_requested
 
     def is_spent(self) -> bool:
-        """Whether the time left, which rank 0 knows, is too short for a save now, one more step, and the save after it.
+        """Whether the time left, which rank 0 knows, is too short for one more step and the save after it.
 
         A save that nobody has measured counts nothing; then the signal before the limit says when to stop.
         """
         if not self._counts:
             return False
-        needed = self._step_seconds() + 2 * self._save_seconds() + MARGIN_SECONDS
+        needed = self._step_seconds() + self._save_seconds() + MARGIN_SECONDS
         if self.seconds_left() < needed or time.monotonic() - self.asked > ASK_SECONDS:
             self.ends_at, self.asked = self.job.find_end() or self.ends_at, time.monotonic()
         self.spent = self.seconds_left() < needed
@@ -107,7 +107,7 @@ class Budget:
 
     def why(self) -> str:
         """Why `must_stop`, for the log."""
-        if self.job.stop_requested or not self.spent:
+        if not self.spent:
             return "asked to stop"
         step, save = self._step_seconds(), self._save_seconds()
         return f"{self.seconds_left():.0f} s are left, a step takes up to {step:.1f} s and a save {save:.1f} s"
@@ -147,7 +147,7 @@ def _in_vain(known: Known, stage: str, save: float) -> str:
     given = known.ends_at - known.began
     step = f"a step has taken up to {known.longest_step:.0f} s" if known.longest_step else "no step has ended"
     saves = f"a save up to {save:.0f} s" if save else "no save has ended"
-    wanted = math.ceil(max(2 * given, 2 * (known.longest_step + 2 * save) + MARGIN_SECONDS) / 60)
+    wanted = math.ceil(max(2 * given, 2 * (known.longest_step + save) + MARGIN_SECONDS) / 60)
     return (
         f"{stage}: {known.in_vain} starts in a row committed nothing, the last one in {given:.0f} s: {step}, {saves}; "
         f"give it more time, for example slurm.{stage}.minutes={wanted}"

@@ -79,7 +79,7 @@ def run_stage(attempt: Path) -> int:
                     _run(job_file, attempt, job)
             except Stopped as stopped:
                 write_verdict(attempt, Verdict.of("stopped", str(stopped), place))
-                return _leave(signals, place, attempt)
+                return _leave(str(stopped), signals, place, attempt)
             except BadNode as bad:
                 print(f"error: {bad}", flush=True)
                 _avoid(bad, job_file, attempt)
@@ -147,14 +147,16 @@ def _run(job_file: JobFile, attempt: Path, job: Job) -> None:
         raise AssertionError(f"{stage} returned without committing its manifest")
 
 
-def _leave(signals: Signals, place: Place, attempt: Path) -> int:
+def _leave(message: str, signals: Signals, place: Place, attempt: Path) -> int:
     """After a stop for lack of time: on Slurm rank 0 has the job requeued."""
+    if place.rank == 0:
+        print(message, flush=True)
     if place.starter != "slurm" or signals.ended.is_set():
         return STOPPED
     if place.restarts >= MAX_RESTARTS:
-        message = f"not requeued again after {place.restarts} restarts"
-        print(f"error: {message}", flush=True)
-        write_verdict(attempt, Verdict.of("error", message, place))
+        often = f"not requeued again after {place.restarts} restarts"
+        print(f"error: {often}", flush=True)
+        write_verdict(attempt, Verdict.of("error", often, place))
         return FAILED
     if place.rank == 0 and not _requeue(place.job_id):
         return STOPPED

@@ -101,6 +101,7 @@ def _train(
             with budget.save(step):
                 metrics.commit(step)
                 learner.save(folder / "checkpoints", step, state.to_json())
+            stop = stop or any_rank(budget.must_stop())
         if stop:
             raise Stopped(f"rl: {budget.why()}, committed step {step} of {rl.steps}")
 

@@ -73,6 +73,7 @@ def _train(config: StageConfig, synth: Result, folder: Path, job: Job, metrics: 
             with budget.save(step):
                 metrics.commit(step)
                 learner.save(folder / "checkpoints", step, state)
+            stop = stop or any_rank(budget.must_stop())
         if stop:
             raise Stopped(f"sft: {budget.why()}, committed step {step} of {sft.steps}")
 

@@ -29,8 +29,8 @@ def test_nothing_ends_a_job_without_an_end(tmp_path):
     assert not (tmp_path / FILE).exists()
 
 
-def test_it_is_spent_when_a_save_one_more_step_and_its_save_do_not_fit(tmp_path):
-    budget = Budget(job_with(MARGIN_SECONDS + 0.8), tmp_path, "sft")
+def test_it_is_spent_when_one_more_step_and_its_save_do_not_fit(tmp_path):
+    budget = Budget(job_with(MARGIN_SECONDS + 0.6), tmp_path, "sft")
     assert spend(budget, 2, 0.05, save=0.3) == [False, False]  # no save was measured yet
     assert budget.must_stop()
     assert "a step takes up to 0." in budget.why() and "a save 0.3 s" in budget.why()
@@ -38,7 +38,7 @@ def test_it_is_spent_when_a_save_one_more_step_and_its_save_do_not_fit(tmp_path)
 
 def test_a_later_start_knows_the_save_before_its_first(tmp_path):
     spend(Budget(job_with(1000), tmp_path, "sft"), 1, 0.0, save=0.3)
-    assert Budget(job_with(MARGIN_SECONDS + 0.5), tmp_path, "sft").must_stop()
+    assert Budget(job_with(MARGIN_SECONDS + 0.2), tmp_path, "sft").must_stop()
     assert not Budget(job_with(MARGIN_SECONDS + 2), tmp_path, "sft").must_stop()
 
 
