@@ -131,6 +131,13 @@ def broken_nodes(nodes: str) -> dict[str, str]:
     return {node: state for node, _, state in found if state.endswith("*") or state.startswith(BROKEN)}
 
 
+def runs_there_since(nodes: str, since: float) -> list[str]:
+    """Jobs that run on one of `nodes` and started after the Unix time `since`: id and partition. Raises NoAnswer."""
+    lines = ask("squeue", "--noheader", "--states=running", f"--nodelist={nodes}", "--format=%A (partition %P)|%S")
+    found = [line.strip().partition("|") for line in lines]
+    return [job for job, _, start in found if start >= _slurm_time(since)]
+
+
 def find_by_name(name: str, since: float) -> str | None:
     """Id of the job with this unique name, queued, running or ended after the Unix time `since`; None without one.
 

@@ -30,10 +30,12 @@ def why_again(job_id: str, nodes: str, since: float, verdict: Verdict | None) ->
         return f"lost a node, which failed or does not answer: {named}; Slurm starts the job again elsewhere"
     if said and said.word == "NODE_FAIL":
         return f"lost one of its nodes {nodes}, which has failed; Slurm starts the job again"
+    rivals = _rivals(nodes, since)
+    room = f" to make room for job {rivals[0]}" if rivals else ""
     if verdict and verdict.why == "stopped":
-        return f"was requeued, and committed first ({verdict.message}); Slurm starts it again"
+        return f"was requeued{room}, and committed first ({verdict.message}); Slurm starts it again"
     if said and said.word == "REQUEUED":
-        return "was requeued; Slurm starts it again"
+        return f"was requeued{room}; Slurm starts it again"
     return "was ended by the cluster, which starts it again"
 
 
@@ -49,6 +51,14 @@ def _broken(nodes: str) -> dict[str, str]:
         return queue.broken_nodes(nodes) if nodes else {}
     except NoAnswer:
         return {}
+
+
+def _rivals(nodes: str, since: float) -> list[str]:
+    """A job that is told of a preemption has itself requeued, and then Slurm calls it no preemption."""
+    try:
+        return queue.runs_there_since(nodes, since) if nodes else []
+    except NoAnswer:
+        return []
 
 
 def _last_start(job_id: str, since: float) -> Said | None:

@@ -68,7 +68,7 @@ def requeue(sft: Sft) -> None:
 
 
 def preempt(sft: Sft) -> None:
-    sft.cluster.submit("sleep 1", "--partition=urgent", "--nodes=4", "--exclusive")
+    sft.cluster.submit("sleep 8", "--partition=urgent", "--nodes=4", "--exclusive")
 
 
 def crash(sft: Sft) -> None:
@@ -89,7 +89,7 @@ def frozen() -> Generator[list[psutil.Process]]:
     ("fault", "words"),
     [
         (requeue, "was requeued"),
-        (preempt, "was preempted by a job of higher priority"),
+        (preempt, " to make room for job "),
         (crash, "lost a node, which failed or does not answer: mx1"),
     ],
 )
