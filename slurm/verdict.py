@@ -93,8 +93,8 @@ def _killed(log: Path, job_id: str) -> Verdict | None:
         return None
     with log.open("rb") as stream:
         stream.seek(max(0, log.stat().st_size - LOG_BYTES))
-        lines = stream.read().decode(errors="replace").rpartition(f" rank(s), job {job_id}")[2].splitlines()
-    for line in lines:
+        text = stream.read().decode(errors="replace")
+    for line in re.split(rf"\n\w+: .* rank\(s\).*, job {job_id}\b", text)[-1].splitlines():
         found = re.match(r"srun: error: (\S+): tasks? (\d+)\S*: (.+)", line)
         if re.match(r"(slurmstepd|srun).*: error: \*\*\* ", line) or (found and found[3].startswith("Exited")):
             return None

@@ -15,7 +15,7 @@ from slurm.display import pace
 from slurm.queue import NoAnswer
 from slurm.record import Record, is_finished, read_record
 from slurm.state import Kind
-from slurm.verdict import read_verdict
+from slurm.verdict import explain
 from workflow.config import INPUTS
 from workflow.paths import RunPaths
 
@@ -61,13 +61,13 @@ def _state(folder: Path, record: Record) -> str:
     except (NoAnswer, ValueError) as error:
         return f"unknown: {error}"
     if found.kind is Kind.ENDED:
-        return trouble(folder / record.attempt) or f"interrupted ({found.text})"
+        return trouble(folder, record) or f"interrupted ({found.text})"
     return "finished, not published" if found.kind is Kind.FINISHED else found.text
 
 
-def trouble(attempt: Path) -> str:
-    """Why an attempt's last job gave no result, as far as its ranks said so."""
-    verdict = read_verdict(attempt)
+def trouble(folder: Path, record: Record) -> str:
+    """Why the last job of the stage in `folder` gave no result, as far as its ranks, or Slurm of them, said so."""
+    verdict = explain(folder / record.attempt, record.job_id)
     if verdict is None:
         return ""
     return f"stopped: {verdict.message}" if verdict.why == "stopped" else f"failed: {verdict.message}"
@@ -79,7 +79,7 @@ def troubles(name: str) -> list[str]:
     for stage in INPUTS:
         folder = paths.stage(stage)
         record = read_record(folder) if folder.is_dir() else None
-        found = trouble(folder / record.attempt) if record and not is_finished(folder / record.attempt) else ""
+        found = trouble(folder, record) if record and not is_finished(folder / record.attempt) else ""
         if found:
             lines.append(f"{stage} {found} (log: {paths.log(stage)})")
     return lines

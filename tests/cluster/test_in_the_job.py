@@ -14,8 +14,9 @@ import psutil
 import pytest
 
 from data.progress import read_progress
-from slurm.exclusions import excluded
+from slurm.exclusions import exclude, excluded
 from slurm.record import read_record
+from slurm.verdict import read_verdict
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -35,6 +36,7 @@ class Stage:
 
     def __init__(self, folder: Path, cluster) -> None:
         self.folder, self.cluster, self.stage = folder, cluster, folder / "runs/tiny/sft"
+        self.command: subprocess.Popen[bytes] | None = None
 
     def start(self, *options: str, env: dict[str, str] | None = None) -> None:
         command = [sys.executable, "-P", "-m", "workflow.cli", "stage", "sft", "tiny.yaml", *TWO_NODES, *options]
@@ -103,9 +105,22 @@ def stage(cluster, synth, tmp_path) -> Generator[Stage]:
     subprocess.run(["cp", "-a", f"{synth}/.", tmp_path], check=True)
     stage = Stage(tmp_path, cluster)
     yield stage
-    if stage.command.poll() is None:
+    if stage.command and stage.command.poll() is None:
         os.killpg(stage.command.pid, signal.SIGKILL)
         stage.command.wait()
+
+
+def test_a_job_by_hand_that_is_put_on_a_node_that_is_avoided_says_so(stage, tmp_path):
+    exclude(tmp_path / "runs/tiny", ["mx1"], "ECC errors", 24)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    script = Path(__file__).parents[2] / "slurm/sbatch/sft.sbatch"
+    options = ("--parsable", "--nodes=2", "--nodelist=mx[0-1]", "--output=sft.out")
+    submit = ["sbatch", *options, script, "tiny.yaml", *TWO_NODES]
+    job = subprocess.check_output(submit, cwd=tmp_path, text=True, env=os.environ | {"PATH": path}).strip()
+    stage.cluster.wait(job, "FAILED", seconds=40)
+    verdict = read_verdict(stage.attempt)
+    assert (verdict.why, verdict.nodes) == ("node", ("mx1",))
+    assert "avoids mx1 until 20" in verdict.message and "(ECC errors); submit with --exclude=mx1" in verdict.message
 
 
 SLOW_DISK = """

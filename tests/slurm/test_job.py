@@ -12,10 +12,12 @@ import pytest
 
 from checkpoints.manifest import NAME, commit_manifest
 from slurm import attempt as attempt_folder
+from slurm import job
 from slurm.claim import take_over
+from slurm.exclusions import exclude, excluded
 from slurm.job import FAILED, check_packages, run_stage
 from slurm.record import read_record
-from slurm.verdict import Verdict, read_verdict, write_verdict
+from slurm.verdict import BadNode, Verdict, explain, read_verdict, write_verdict
 from workflow.config import load
 from workflow.request import make_request
 
@@ -66,6 +68,65 @@ def test_an_input_that_changed_since_stops_the_job(request_for, attempt):
     synth.write_text(synth.read_text() + "\n")
     assert run_stage(folder) == FAILED
     assert "the result of synth changed" in read_verdict(folder).message
+
+
+def run_with(monkeypatch, work):
+    """`run_stage` with other work than the stage's."""
+    monkeypatch.setattr(job, "_run", lambda job_file, attempt, place_of_work: work())
+
+
+def test_nodes_that_are_to_blame_are_avoided_from_then_on(attempt, monkeypatch, capsys):
+    def work():
+        raise BadNode(("mx3",), "mx3: a card is gone")
+
+    run_with(monkeypatch, work)
+    assert run_stage(attempt) == FAILED
+    assert excluded(attempt.parents[1])["mx3"].reason == "mx3: a card is gone"
+    assert (read_verdict(attempt).why, read_verdict(attempt).nodes) == ("node", ("mx3",))
+    assert "error: mx3: a card is gone" in capsys.readouterr().out
+
+
+def test_a_job_does_not_start_on_a_node_that_is_avoided_and_does_not_prolong_that(attempt, monkeypatch):
+    exclude(attempt.parents[1], ["mx1"], "ECC errors", 1)
+    before = excluded(attempt.parents[1])
+    for name, value in {"JOB_ID": "42", "STEP_ID": "0", "PROCID": "0", "LOCALID": "0", "STEP_NUM_TASKS": "1"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setenv("SLURMD_NODENAME", "mx1")
+    run_with(monkeypatch, lambda: pytest.fail("it started"))
+    assert run_stage(attempt) == FAILED
+    assert "(ECC errors); submit with --exclude=mx1" in read_verdict(attempt).message
+    assert excluded(attempt.parents[1]) == before
+
+
+KILLED = """\
+synth: abc-1 on 2 rank(s), job 7
+slurmstepd-mx0: error: *** STEP 7.0 ON mx0 CANCELLED AT 2026-11-29T20:12:27 DUE TO JOB REQUEUE ***
+srun: error: mx0: task 0: Killed
+synth: abc-1 on 2 rank(s), weights sharded over 2 of them, job 7, start 2
+RuntimeError: Connection reset by peer
+"""
+
+
+@pytest.mark.parametrize(
+    ("srun", "said"),
+    [
+        ("srun: error: mx1: task 1: Killed", "rank 1 on mx1 was killed: by a person, or by the kernel"),
+        ("srun: error: mx[2-3]: tasks 5-6: Out Of Memory", "rank 5 on mx2 was killed because it was out of the memory"),
+        ("srun: error: mx1: task 1: Segmentation fault", "rank 1 on mx1 was ended by a signal: Segmentation fault"),
+        ("srun: error: mx1: task 1: Exited with exit code 70\nsrun: error: mx0: task 0: Killed", "Connection reset"),
+        ("slurmstepd-mx0: error: *** STEP 7.0 CANCELLED ***\nsrun: error: mx0: task 0: Killed", "Connection reset"),
+        ("", "Connection reset"),
+    ],
+)
+def test_a_rank_that_was_killed_is_named_because_it_cannot_say_so_itself(tmp_path, srun, said):
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log/7_0_log.out").write_text(f"{KILLED}{srun}\n")
+    other = Verdict(why="error", message="Connection reset", rank=0, node="mx0", job_id="7", time=1, traceback="")
+    write_verdict(tmp_path, other)
+    assert explain(tmp_path, "7").message.startswith(said)
+    assert explain(tmp_path, "8") == other  # a new job has killed nobody yet
+    write_verdict(tmp_path, other.model_copy(update={"why": "mistake", "message": "row 3", "rank": 1}))
+    assert explain(tmp_path, "7").message == "row 3"
 
 
 def test_a_package_of_the_same_name_elsewhere_is_an_error_that_names_it(tmp_path, monkeypatch):

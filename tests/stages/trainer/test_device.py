@@ -74,6 +74,12 @@ def test_the_announcement_of_an_earlier_start_misleads_no_one(ranks: Any, tmp_pa
     assert ranks(agree_late, 2) == [(True, False, 10, [1.0, 1.0])] * 2
 
 
+def test_ranks_that_do_not_come_are_named(tmp_path: Path) -> None:
+    job = Job(world_size=4, rendezvous=tmp_path / "rendezvous", start_seconds=0.2, node="localhost")
+    with pytest.raises(TimeoutError, match=r"ranks \[1, 2, 3\] have not reached rank 0"), distributed(job):
+        pass
+
+
 @pytest.mark.parametrize("interface", ["nosuch0", "lo,nosuch0"])
 def test_an_unknown_interface_is_named(tmp_path: Path, interface: str) -> None:
     job = Job(world_size=2, rendezvous=tmp_path / "rendezvous", interface=interface)
