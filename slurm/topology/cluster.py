@@ -4,10 +4,12 @@ import re
 from dataclasses import dataclass
 
 from slurm.nodelist import expand
-from slurm.queue import ask
+from slurm.queue import NoAnswer, ask
 
 GPU = re.compile(r"(?:^|,)(?:gres/)?gpu(?::[^,:(]+)?:(\d+)")
 """gpu:8, gpu:c550:8(S:0-1), and several of them."""
+NO_TOPOLOGY = "No topology information available"
+"""What scontrol says without a topology plugin; an error to some versions."""
 
 
 @dataclass(frozen=True)
@@ -51,17 +53,16 @@ def read_nodes(text: str) -> dict[str, Node]:
 
 
 def read_topology(text: str) -> Network:
-    """What `scontrol show topology` says."""
+    """What `scontrol show topology` says; lines that it does not understand are left out."""
     lines = [fields(line) for line in text.splitlines()]
-    for kind, key, parents, children in (
+    for kind, key, parent, children in (
         ("tree", "SwitchName", "SwitchName", "Switches"),
         ("block", "BlockName", "AggregatedBlock", "AggregatedBlock"),
     ):
-        parts = [line for line in lines if key in line and "Nodes" in line and children not in line]
+        above = [line for line in lines if parent in line and children in line]
+        parts = [line for line in lines if key in line and children not in line and _nodes(line)]
         if parts:
-            above = [line for line in lines if parents in line and children in line]
-            found = (Part(part[key], tuple(expand(part["Nodes"])), _above(part, key, kind, above)) for part in parts)
-            return Network(kind, tuple(found))
+            return Network(kind, tuple(Part(part[key], _nodes(part), _above(part, parent, above)) for part in parts))
     return Network("none")
 
 
@@ -70,21 +71,24 @@ def fields(line: str) -> dict[str, str]:
     return dict(word.split("=", 1) for word in line.split() if "=" in word)
 
 
-def _above(part: dict[str, str], key: str, kind: str, lines: list[dict[str, str]]) -> str | None:
-    """The smallest switch or aggregated block that holds a part, where there are several of the kind."""
-    nodes = set(expand(part["Nodes"]))
-    if kind == "tree":
-        over = [line for line in lines if part[key] in expand(line["Switches"])]
-        names = {line["SwitchName"] for line in lines if line.get("Level") == "1"}
-        name = over[0]["SwitchName"] if over else None
-    else:
-        over = sorted(
-            (line for line in lines if nodes <= set(expand(line["Nodes"]))), key=lambda line: len(line["Nodes"])
-        )
-        name = over[0]["AggregatedBlock"] if over else None
-        size = len(expand(over[0]["Nodes"])) if over else 0
-        names = {line["AggregatedBlock"] for line in lines if len(expand(line["Nodes"])) == size}
-    return name if len(names) > 1 else None
+def _nodes(line: dict[str, str]) -> tuple[str, ...]:
+    """The nodes of a switch or block; none when it has none, or says them in another way."""
+    try:
+        return tuple(expand(line.get("Nodes", "").replace("(null)", "")))
+    except ValueError:
+        return ()
+
+
+def _above(part: dict[str, str], parent: str, above: list[dict[str, str]]) -> str | None:
+    """The smallest switch or aggregated block that holds a part, where it is one of several of its height."""
+
+    def height(line: dict[str, str]) -> str:
+        return line.get("Level", line.get("BlockSize", "")).zfill(9)
+
+    holding = sorted((line for line in above if set(_nodes(part)) <= set(_nodes(line))), key=height)
+    if not holding or sum(height(line) == height(holding[0]) for line in above) == 1:
+        return None
+    return holding[0][parent]
 
 
 def _listed(text: str) -> tuple[str, ...]:
@@ -94,4 +98,9 @@ def _listed(text: str) -> tuple[str, ...]:
 def ask_slurm(seconds: float = 60) -> tuple[dict[str, Node], Network]:
     """Nodes and network, each asked for with a limit of `seconds`. Raises `slurm.queue.NoAnswer`."""
     nodes = read_nodes("\n".join(ask("scontrol", "show", "node", "--oneliner", seconds=seconds)))
-    return nodes, read_topology("\n".join(ask("scontrol", "show", "topology", seconds=seconds)))
+    try:
+        return nodes, read_topology("\n".join(ask("scontrol", "show", "topology", seconds=seconds)))
+    except NoAnswer as error:
+        if NO_TOPOLOGY not in str(error):
+            raise
+        return nodes, Network("none")

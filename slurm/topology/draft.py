@@ -1,8 +1,11 @@
 """`qianka doctor --topology`: a topology file drafted from what Slurm says, with a comment on each guess."""
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+
+import yaml
 
 from slurm.nodelist import fold
 from slurm.topology.cluster import Network, Node, Part, ask_slurm
@@ -109,13 +112,19 @@ def _supernodes(parts: list[Part], nodes: dict[str, Node], cards: int) -> Iterat
         yield f"  # {fold(rest)}: {UNPLACED}"
 
 
+def _text(name: str | None) -> str:
+    """A name as YAML, which would take 007 for a number and `on` for a truth."""
+    plain = name and re.fullmatch(r"[\w.-]+", name) and yaml.safe_load(name) == name
+    return str(name) if plain else json.dumps(name)
+
+
 def _supernode(part: Part, names: list[str], nodes: dict[str, Node], cards: int, pods: bool) -> Iterator[str]:
     """One supernode; nodes with another number of cards than most of its nodes are left out."""
     own = Counter(nodes[name].cards for name in names).most_common(1)[0][0]
     odd = [name for name in names if nodes[name].cards != own]
-    words = [f"name: {part.name}", f'nodes: "{fold(name for name in names if name not in odd)}"']
+    words = [f"name: {_text(part.name)}", f'nodes: "{fold(name for name in names if name not in odd)}"']
     if pods:
-        words.append(f"pod: {part.above}")
+        words.append(f"pod: {_text(part.above)}")
     if own != cards:
         words.append(f"cards: {own}")
     yield f"  - {{{', '.join(words)}}}"

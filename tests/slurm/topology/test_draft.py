@@ -1,6 +1,8 @@
 """Drafts from what Slurm says in its several formats, and files that do not agree with it."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slurm.queue import NoAnswer
 from slurm.topology import agree
@@ -158,11 +160,41 @@ def test_what_the_file_does_not_say_is_a_note(tmp_path, monkeypatch):
     ]
 
 
+@pytest.mark.parametrize("name", ["007", "on", "1e3", "a'b", "rack:1", "null", "sn-0.1"])
+def test_a_name_stays_the_name_that_slurm_has(tmp_path, name):
+    _, topology = drafted(tmp_path, NODES, f"BlockName={name} BlockIndex=0 Nodes=mx[00-05] BlockSize=6")
+    assert [supernode.name for supernode in topology.supernodes] == [name]
+
+
 def test_without_slurm_there_is_no_draft(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(NoAnswer, match="scontrol"):
         draft()
 
 
-def test_an_unknown_network_is_none():
+def test_a_slurm_that_calls_it_an_error_that_it_has_no_topology_has_none(monkeypatch, tmp_path):
+    scontrol = tmp_path / "scontrol"
+    lines = "\n".join(node(f"mx{n}") for n in range(2))
+    says = 'echo "scontrol: error: No topology information available" >&2; exit 1'
+    scontrol.write_text(f"#!/bin/sh\n[ $2 = topology ] && {{ {says}; }}\ncat <<'END'\n{lines}\nEND\n")
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert '- {name: main, nodes: "mx[0-1]"}' in draft()
+    scontrol.write_text(scontrol.read_text().replace("No topology", "Unable to contact slurm controller"))
+    with pytest.raises(NoAnswer, match="Unable to contact"):
+        draft()
+
+
+def test_what_is_not_understood_of_the_network_is_left_out():
     assert read_topology("SomeNew=thing Nodes=mx0\n\nnot even this") == Network("none")
+    assert read_topology("SwitchName=a Level=0 Nodes=(null)\nSwitchName=b Level=0 Nodes=mx[") == Network("none")
+
+
+LINE = st.text(alphabet="mx0123[]-,()=: \n", max_size=30)
+KEY = st.sampled_from(["NodeName=", "SwitchName=", "BlockName=", "AggregatedBlock=", "Nodes=", "Level=", "Gres=gpu:"])
+
+
+@given(st.lists(st.tuples(KEY, LINE), max_size=12))
+def test_no_text_of_slurm_breaks_the_draft(words):
+    text = " ".join(key + value for key, value in words)
+    assert draft_from(read_nodes(text), read_topology(text)).startswith("# Drafted by")

@@ -3,9 +3,13 @@
 from pathlib import Path
 
 import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slurm.topology.site import load
 
+KEYS = ["cards", "islands", "supernodes", "links", "name", "nodes", "pod", "island", "all_reduce", "scheduler", "x"]
 GOOD = """\
 cards: 8
 islands: 2
@@ -85,3 +89,24 @@ def test_what_is_no_topology_file_is_an_error_that_names_it(tmp_path):
     written(tmp_path, "").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match="site.yaml is not YAML"):
         load(tmp_path / "site.yaml")
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.integers(-3, 20)
+    | st.floats(allow_nan=False)
+    | st.booleans()
+    | st.sampled_from(["mx[0-3]", "mx0", ""]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=5),
+    max_leaves=15,
+)
+
+
+@given(st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=6))
+def test_every_other_file_is_an_error_that_names_it(tmp_path_factory, values):
+    path = tmp_path_factory.getbasetemp() / "fuzzed.yaml"
+    path.write_text(yaml.safe_dump(values))
+    try:
+        assert load(path).num_cards > 0
+    except ValueError as error:
+        assert all("fuzzed.yaml" in line for line in str(error).splitlines())
