@@ -1,0 +1,206 @@
+"""What the one who waits makes of a job that cannot get on, with a fake Slurm: full queues, bad nodes, held jobs."""
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from slurm import judge
+from slurm.claim import Withdrawn, submit_or_attach, withdraw
+from slurm.config import SlurmConfig, WatchConfig
+from slurm.exclusions import excluded
+from slurm.judge import End, Judge
+from slurm.queue import QueueFull, SubmitError, submit_error
+from slurm.state import query
+
+ON_SLURM = SlurmConfig(executor="slurm", watch=WatchConfig(start_minutes=0.01))
+SOON = "sbatch: error: Batch job submission failed: "
+
+
+@pytest.fixture
+def jobs(tmp_path, fake_slurm, knob):
+    """All jobs that were ever submitted, by id; none starts by itself."""
+    knob("held")
+
+    def read() -> list[dict]:
+        return [json.loads(path.read_text()) for path in sorted((tmp_path / "slurm").glob("[0-9]*.json"))]
+
+    return read
+
+
+@pytest.fixture
+def said(request_for, jobs, fake_slurm):
+    """`said(state, reason)` has Slurm say something of a stage's job; what the judge made of it, and told."""
+    lines: list[str] = []
+    attached = submit_or_attach(request_for(slurm=ON_SLURM))
+    judging = Judge(attached.folder, attached.record, lines.append)
+
+    def look(state: str, reason: str = "None", seconds: float = 0) -> End | None:
+        fake_slurm.save({**jobs()[0], "state": state, "reason": reason})
+        end, until = None, time.monotonic() + seconds
+        while end is None:
+            end = judging.look(query(attached.folder.parent, attached.record))
+            if time.monotonic() >= until:
+                break
+            time.sleep(0.05)
+        return end
+
+    look.lines, look.attached = lines, attached
+    return look
+
+
+def write_verdict(attempt: Path, why: str, **more: object) -> None:
+    verdict = {"why": why, "message": "m", "rank": 0, "node": "mx1", "job_id": "1000", "time": 1, "traceback": ""}
+    (attempt / "verdict-0000.json").write_text(json.dumps(verdict | more))
+
+
+@pytest.mark.parametrize(
+    ("text", "passes"),
+    [
+        (SOON + "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)", True),
+        ("sbatch: error: QOSMaxSubmitJobPerUserLimit\n" + SOON + "Job violates accounting/QOS policy (job ...)", True),
+        ("sbatch: error: AssocMaxSubmitJobLimit\n" + SOON + "Job violates accounting/QOS policy (job ...)", True),
+        (SOON + "Slurm temporarily unable to accept job, sleeping and retrying", True),
+        (SOON + "Socket timed out on send/recv operation", True),
+        (SOON + "Unable to contact slurm controller (connect failure)", True),
+        ("sbatch: error: QOSMaxCpuPerUserLimit\n" + SOON + "Job violates accounting/QOS policy (job ...)", False),
+        ("sbatch: error: invalid partition specified: nope\n" + SOON + "Invalid partition name specified", False),
+        (SOON + "Invalid account or account/partition combination specified", False),
+        (SOON + "Requested node configuration is not available\nthis run avoids nodes (mx1: timed out)", False),
+    ],
+)
+def test_a_refusal_passes_or_stays(text, passes):
+    error = submit_error(text)
+    assert isinstance(error, SubmitError)
+    assert isinstance(error, QueueFull) is passes
+
+
+def refusing(folder: Path, *lines: str) -> None:
+    """An sbatch that does `lines` of shell before it does its work, as long as there is a file `full`."""
+    good = (folder / "sbatch").read_text().splitlines()
+    (folder / "full").touch()
+    (folder / "sbatch").write_text("\n".join([good[0], f"if [ -e {folder}/full ]; then", *lines, "fi", *good[1:]]))
+
+
+@pytest.mark.parametrize("number", [None, signal.SIGINT, signal.SIGTERM])
+def test_a_full_queue_is_asked_again_until_it_takes_the_job_or_the_person_leaves(
+    jobs, stage_command, tmp_path, monkeypatch, number
+):
+    refusing(tmp_path / "bin", f"echo '{SOON}Job violates accounting/QOS policy' >&2; exit 1")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "patch"))
+    (tmp_path / "patch").mkdir()
+    command = stage_command("slurm.executor=slurm", "synth.num_tasks=60", "synth.harder_tasks=5")
+    while "Slurm takes no job now" not in (line := command.stdout.readline()):
+        assert line, command.wait()
+    if number is None:
+        (tmp_path / "bin" / "full").unlink()
+        while "submitted: " not in (line := command.stdout.readline()) and "resumed: " not in line:
+            assert line, command.wait()
+        assert len(jobs()) == 1
+        number = signal.SIGINT
+    command.send_signal(number)
+    output = command.communicate()[0]
+    assert command.returncode == (130 if number == signal.SIGINT else 75), output
+    assert all(job["state"] == "CANCELLED" for job in jobs())
+
+
+def test_a_submit_that_timed_out_and_made_the_job_is_not_repeated(request_for, jobs, tmp_path):
+    slurm = tmp_path / "bin"
+    refusing(slurm, f"rm {slurm}/full; {slurm}/sbatch \"$@\" >/dev/null; echo '{SOON}Socket timed out' >&2; exit 1")
+    request = request_for(slurm=ON_SLURM)
+    with pytest.raises(QueueFull, match="Socket timed out"):
+        submit_or_attach(request)
+    attached = submit_or_attach(request)
+    assert (attached.how, attached.record.job_id) == ("re-attached", "1000")
+    assert len(jobs()) == 1
+
+
+def test_a_dependency_that_fails_ends_the_wait_and_the_job(said, jobs):
+    assert said("PENDING", "DependencyNeverSatisfied") is End.FAILED
+    assert "take the dependency away" in said.lines[0]
+    assert jobs()[0]["state"] == "CANCELLED"
+
+
+@pytest.mark.parametrize(("state", "reason"), [("REQUEUE_HOLD", "None"), ("PENDING", "JobHeldAdmin")])
+def test_a_held_job_is_given_up_after_a_while(said, jobs, monkeypatch, state, reason):
+    assert said(state, reason) is None
+    monkeypatch.setattr(judge, "RETURN_SECONDS", 0.2)
+    assert said(state, reason, seconds=2) is End.FAILED
+    assert "held by" in said.lines[0] and jobs()[0]["state"] == "CANCELLED"
+
+
+def test_a_job_that_its_owner_holds_is_waited_for(said, monkeypatch):
+    monkeypatch.setattr(judge, "RETURN_SECONDS", 0.1)
+    assert said("PENDING", "JobHeldUser", seconds=0.5) is None
+
+
+def test_a_bad_node_is_named_and_another_job_follows(said):
+    write_verdict(said.attached.folder, "node", message="a card is missing", nodes=["mx1"])
+    assert said("FAILED", "NonZeroExitCode") is End.AGAIN
+    assert said.lines == ["mx1 failed: a card is missing; avoided from now on, a new job starts"]
+
+
+def test_a_job_of_which_no_rank_starts_is_ended_and_its_node_avoided(said, jobs, monkeypatch):
+    monkeypatch.setattr(judge, "blamed_for_silence", lambda nodes: ("mx2",))
+    assert said("RUNNING", seconds=2) is None
+    assert "mx2" in excluded(said.attached.folder.parents[1])
+    assert "no rank of job 1000 had started after 0.01 minutes" in said.lines[0]
+    for _ in range(100):
+        time.sleep(0.05)
+        if jobs()[0]["state"] == "CANCELLED":
+            break
+    monkeypatch.setitem(judge.CLEAR, "CANCELLED", 0.1)
+    assert said("CANCELLED", seconds=1) is End.AGAIN
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "srun: error: Task launch for StepId=1000.0 failed on node mx3: Invalid job credential",
+        "slurmstepd: error: Node failure on mx3",
+        "srun: error: Node failure on mx3",
+    ],
+)
+def test_a_node_on_which_srun_fails_is_avoided_at_once(said, line):
+    (said.attached.folder / "log" / "1000_0_log.out").write_text(f"{line}\nsrun: error: Application launch failed\n")
+    said("RUNNING")
+    assert line in excluded(said.attached.folder.parents[1])["mx3"].reason
+
+
+def test_a_job_that_a_person_cancels_has_no_successor(said, request_for):
+    request = request_for(slurm=ON_SLURM)
+    write_verdict(said.attached.folder, "stopped")
+    assert withdraw(request.folder) == "1000"
+    assert said("COMPLETED", seconds=0) is None
+    with pytest.raises(Withdrawn, match="job 1000 was cancelled"):
+        submit_or_attach(request, after=said.attached)
+    assert withdraw(request.folder) is None
+    assert submit_or_attach(request).record.job_id == "1001", "who asks anew gets a new one"
+
+
+def test_five_bad_nodes_in_a_row_are_enough(request_for, jobs, knob, fake_slurm, stage_command, tmp_path):
+    """sbatch starts no job here: a shell in its place says that a node is bad."""
+    (tmp_path / "slurm" / "held").unlink()
+    bad = json.dumps(
+        {
+            "why": "node",
+            "message": "no card",
+            "rank": 0,
+            "node": "mx1",
+            "job_id": "1",
+            "time": 1,
+            "traceback": "",
+            "nodes": ["mx1"],
+        }
+    )
+    python = tmp_path / "bin" / "srun"
+    python.write_text(
+        f"#!/bin/sh\nfor f in {tmp_path}/runs/*/synth/*-1; do echo '{bad}' > $f/verdict-0000.json; done; exit 1\n"
+    )
+    command = stage_command("slurm.executor=slurm", "synth.num_tasks=60")
+    output = command.communicate(timeout=120)[0]
+    assert command.returncode == 1
+    assert "5 jobs in a row ended without a committed step" in output, output
+    assert len(jobs()) == 5
