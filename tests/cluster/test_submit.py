@@ -1,7 +1,10 @@
 """What is asked of Slurm arrives there, what cannot be had is refused before, and what is secret is not shown."""
 
+import getpass
 import os
 import stat
+import subprocess
+import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
 
@@ -12,42 +15,43 @@ from slurm.check import check_slurm
 from slurm.config import ResourcesConfig, SlurmConfig
 from slurm.exclusions import exclude
 from slurm.facts import read_words
+from slurm.queue import SubmitError
 from slurm.submit import submit_to_slurm
 from workflow.config import load
 from workflow.request import make_request
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
+ROOT = Path(__file__).parents[2]
 ODD = """it's 5$ for "a" `b` \\ # & ; | > 千卡 %j"""
 
 
 @pytest.fixture(scope="module")
 def site(slurm_conf) -> Generator[None]:
     """Features, an account, a QOS and a reservation, as a site's administrator would make them."""
-    before = os.environ.get("SLURM_CONF")
-    os.environ["SLURM_CONF"] = slurm_conf
-
-    def run(*lines: str) -> None:
-        for line in lines:
-            assert os.system(f"{line} >/dev/null") == 0, line
-
-    user = os.popen("id -un").read().strip()
-    run(
+    user = getpass.getuser()
+    make = (
         "scontrol update nodename=mx[0-1] availablefeatures=c588,near activefeatures=c588,near",
         "sacctmgr -i add account lab description=lab organization=lab",
         f"sacctmgr -i add user {user} account=lab",
         "sacctmgr -i add qos high set priority=10",
         f"scontrol create reservationname=course starttime=now duration=60 user={user} nodes=mx[0-1]",
     )
-    yield
-    run(
+    unmake = (
         "scontrol delete reservationname=course",
         "sacctmgr -i delete qos high",
         f"sacctmgr -i delete user name={user} account=lab",
         "sacctmgr -i delete account lab",
         "scontrol update nodename=mx[0-1] availablefeatures= activefeatures=",
     )
-    os.environ.pop("SLURM_CONF") if before is None else os.environ.update(SLURM_CONF=before)
+    env = os.environ | {"SLURM_CONF": slurm_conf}
+    for command in unmake:  # what a killed test has left
+        subprocess.run(command.split(), env=env, capture_output=True)
+    for command in make:
+        subprocess.run(command.split(), env=env, capture_output=True, check=True)
+    yield
+    for command in unmake:
+        subprocess.run(command.split(), env=env, capture_output=True, check=True)
 
 
 @pytest.fixture
@@ -210,13 +214,25 @@ def test_the_commands_refuse_it_for_all_stages_at_once_and_make_no_folder(cluste
         assert done.returncode == 2, done.stdout
         assert ("slurm.rl.partition is 'supernod'" in done.stdout) == (command != "stage evaluate")
         assert ("slurm.evaluate.nodes is 9" in done.stdout) == (command != "stage rl")
+    command = [sys.executable, "-P", "-m", "snakemake", "-s", ROOT / "Snakefile", "--cores", "1"]
+    settings = ["--configfile", tiny, "--config", "slurm={executor: slurm, rl: {partition: supernod}}"]
+    done = subprocess.run([*command, *settings], cwd=tiny.parent, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "slurm.rl.partition is 'supernod', but there is no partition supernod" in done.stdout + done.stderr
     assert not (tiny.parent / "runs").exists()
     assert cluster.mine() == []
 
 
+def test_a_job_that_the_avoided_nodes_leave_no_room_for_says_which_and_why(cluster, submitted, tmp_path):
+    exclude(tmp_path / "runs" / "demo", ["mx0", "mx1", "mx2", "mx3"], "frozen", hours=1)
+    with pytest.raises(SubmitError, match=r"this run avoids nodes \(mx0: frozen; .*\); remove .*demo/excluded.json"):
+        submitted()
+
+
 @pytest.mark.parametrize("umask", ["000", "077"])
 def test_a_run_is_its_owners_alone_and_shows_no_secret(cluster, qianka, tiny, umask):
-    folder, secret = tiny.parent, "hunter2hunter2"
+    folder, secret = tiny.parent / "a b'c$d", "hunter2hunter2"
+    folder.mkdir()
     shell = ("bash", "-c", f'umask {umask}; exec "$@"', "bash")
     removed = "slurm.environment={HF_TOKEN: {value: null, source: it is mine}}"
     arguments = ("stage", "synth", tiny, "slurm.executor=slurm", "slurm.comment=for the lab", removed)
