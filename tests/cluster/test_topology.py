@@ -5,6 +5,8 @@ import pytest
 from checkpoints.manifest import Result
 from slurm.record import read_record
 from slurm.topology.agree import check_against_slurm
+from slurm.topology.options import sbatch_options
+from slurm.topology.planner import Need, plan
 from slurm.topology.site import load
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -66,3 +68,29 @@ def test_a_job_lands_in_a_supernode_and_one_of_two_shards_its_weights_within_eac
     assert where == "mx[0-3]"
     assert "on 4 rank(s), weights sharded over 2 of them" in log
     assert Result(tmp_path / "runs/tiny/sft/manifest.json")
+
+
+@pytest.fixture
+def features(cluster):
+    """Each node has its supernode as a feature, and Slurm's tree is not looked at."""
+    for nodes, name in (("mx[0-1]", "sn0"), ("mx[2-3]", "sn1")):
+        cluster.run("scontrol", "update", f"nodename={nodes}", f"AvailableFeatures={name}")
+    yield
+    cluster.run("scontrol", "update", "nodename=mx[0-3]", "AvailableFeatures=", "ActiveFeatures=")
+
+
+def test_where_features_say_the_supernode_a_job_waits_for_any_one_of_them(site, features, cluster):
+    site.write_text(site.read_text().replace("scheduler: tree", "scheduler: features"))
+    topology = load(site)
+    assert not [note for note in check_against_slurm(topology) if "tree" not in note]
+    options = [f"--{name}={value}" for name, value in sbatch_options(plan(topology, Need(2, 8))).items()]
+    assert options == ["--constraint=[sn0|sn1]"]
+
+    blockers = [
+        cluster.submit(f"sleep {s}", f"--nodelist={node}", "--exclusive") for node, s in (("mx0", 60), ("mx2", 8))
+    ]
+    for blocker in blockers:
+        cluster.wait(blocker, "RUNNING")
+    job = cluster.submit("sleep 1", "--nodes=2", "--exclusive", *options)
+    cluster.wait(job, "COMPLETED", seconds=40)  # mx1 and mx3 were free all the time
+    assert cluster.run("sacct", "-n", "-X", "-P", "-j", job, "-o", "NodeList") == "mx[2-3]"
