@@ -103,9 +103,7 @@ def gather(accounts: bool = False) -> Facts:
         "reservations": lambda: read_reservations(_ask("scontrol", "show", "reservation", "-o")),
         "settings": lambda: read_settings(_ask("scontrol", "show", "config")),
         "qos": lambda: read_qos(_sacctmgr("qos", QOS)),
-        "associations": lambda: read_associations(
-            _sacctmgr("assoc", ASSOCIATIONS, "where", f"user={getpass.getuser()}")
-        ),
+        "associations": lambda: read_associations(_sacctmgr("assoc", ASSOCIATIONS, "where", f"user={_user()}")),
     }
     if accounts:
         questions["accounts"] = lambda: frozenset(_sacctmgr("account", ("Account",)))
@@ -116,6 +114,13 @@ def gather(accounts: bool = False) -> Facts:
     return Facts(
         **{name: value for name, value in found.items() if value or (name == "reservations" and value is not None)}
     )
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except KeyError as error:  # a container may have a user id that has no name
+        raise NoAnswer(f"nobody knows the name of this user: {error}") from error
 
 
 def _ask(*command: str) -> list[str]:

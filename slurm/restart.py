@@ -15,23 +15,20 @@ SKEW_SECONDS = 60.0
 
 def why_again(job_id: str, nodes: str, since: float, verdict: Verdict | None) -> str:
     """One line on why the job that ran on `nodes` at the Unix time `since` has to start again."""
-    broken = _broken(nodes)
-    said = None
+    said, broken, rivals = None, dict[str, str](), list[str]()
     for _ in range(TRIES):
-        said = _last_start(job_id, since)
-        if said is not None:
+        said, broken, rivals = _last_start(job_id, since), _broken(nodes), _rivals(nodes, since)
+        if broken or rivals or (said is not None and said.word != "REQUEUED"):
             break
         time.sleep(TRY_SECONDS)
-    broken = broken or _broken(nodes)
-    named = ", ".join(f"{node} ({state})" for node, state in broken.items())
+    room = f" to make room for job {rivals[0]}" if rivals else ""
     if said and said.word == "PREEMPTED":
-        return "was preempted by a job of higher priority; Slurm starts it again"
-    if named:
+        return f"was preempted{room or ' by a job of higher priority'}; Slurm starts it again"
+    if broken:
+        named = ", ".join(f"{node} ({state})" for node, state in broken.items())
         return f"lost a node, which failed or does not answer: {named}; Slurm starts the job again elsewhere"
     if said and said.word == "NODE_FAIL":
         return f"lost one of its nodes {nodes}, which has failed; Slurm starts the job again"
-    rivals = _rivals(nodes, since)
-    room = f" to make room for job {rivals[0]}" if rivals else ""
     if verdict and verdict.why == "stopped":
         return f"was requeued{room}, and committed first ({verdict.message}); Slurm starts it again"
     if said and said.word == "REQUEUED":

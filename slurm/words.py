@@ -62,6 +62,7 @@ REASONS = {
     "Prolog": "the site's prolog runs on its nodes",
     "FrontEndDown": "no front end is up",
     "BurstBufferResources": "the burst buffer is full",
+    "exit code 0:53": "its first node could not open the log; is the run's folder there under the same name?",
     "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved_for_jobs_in_higher_priority_partitions": (
         "nodes that it needs are down, drained, or reserved for jobs of higher priority"
     ),

@@ -20,6 +20,7 @@ from slurm.words import REASONS, STATES, is_held, reason_words, state_words, way
         (("CANCELLED by 54321", ""), "was cancelled by user 54321"),
         (("CANCELLED+", ""), "was cancelled"),
         (("FAILED", "exit code 3:0"), "failed (exit code 3:0)"),
+        (("FAILED", "exit code 0:53"), "failed (its first node could not open the log; is the run's folder there"),
         (("TIMEOUT", "TimeLimit"), "reached its time limit"),
         (("OUT_OF_MEMORY", "exit code 0:125"), "ran out of memory on a node: ask for more"),
         (("NEW_STATE", ""), "NEW_STATE"),
