@@ -35,7 +35,7 @@ def site(slurm_conf) -> Generator[None]:
         "sacctmgr -i add account lab description=lab organization=lab",
         f"sacctmgr -i add user {user} account=lab",
         "sacctmgr -i add qos high set priority=10",
-        f"scontrol create reservationname=course starttime=now duration=60 user={user} nodes=mx[0-1]",
+        f"scontrol create reservationname=course starttime=now duration=60 user={user} nodes=mx[0-1] flags=ignore_jobs",
     )
     unmake = (
         "scontrol delete reservationname=course",
