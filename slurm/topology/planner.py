@@ -104,7 +104,7 @@ def _too_many(topology: Topology, need: Need, num_free: int) -> str:
     if need.tasks_per_node > largest:
         return f"{need.tasks_per_node} tasks a node need as many cards, but the largest node of the site has {largest}"
     avoided = sorted(need.excluded & topology.home.keys())
-    without = f" without {', '.join(avoided)}, which the run avoids" if avoided else ""
+    without = f" without {', '.join(avoided)}, which the run avoids (excluded.json in its folder)" if avoided else ""
     return (
         f"{need.nodes} nodes with {need.tasks_per_node} cards each are {need.nodes * need.tasks_per_node} cards, but "
         f"the site has {num_free} such nodes{without} ({topology.num_cards} cards in all)"

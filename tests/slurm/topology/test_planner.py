@@ -201,7 +201,7 @@ def test_sizes_that_do_not_fit_are_errors_that_say_what_would():
     topology = site([8, 8])
     with pytest.raises(ValueError, match=r"17 nodes with 8 cards each are 136 cards, but the site has 16 such nodes"):
         plan(topology, Need(17, 8))
-    with pytest.raises(ValueError, match=r"site has 15 such nodes without mx3, which the run avoids"):
+    with pytest.raises(ValueError, match=r"site has 15 such nodes without mx3, which the run avoids \(excluded"):
         plan(topology, Need(16, 8, excluded=frozenset({"mx3", "gone"})))
     with pytest.raises(ValueError, match="9 tasks a node need as many cards, but the largest node of the site has 8"):
         plan(topology, Need(1, 9))
