@@ -6,6 +6,7 @@ file system, where one metadata server of Lustre does tens of thousands. It is w
 twice as much, and a reader that sees half of a file reads it again.
 """
 
+import os
 import shutil
 import time
 from collections import Counter
@@ -36,6 +37,8 @@ class Entry(BaseModel):
     """When it did so."""
     time: float
     """When the rank's watchdog wrote this."""
+    ended: bool = False
+    """It is through, well or not."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +71,17 @@ def open_roll(attempt: Path, place: Place) -> Path:
 
 
 def sign(roll: Path, entry: Entry) -> None:
-    """Write the file of one rank. FileNotFoundError when a later start has removed the folder."""
-    (roll / f"{entry.rank}.json").write_text(entry.model_dump_json())
+    """Write the file of one rank. FileNotFoundError when a later start has removed the folder.
+
+    What was there is written over, which works on a full disk too.
+    """
+    content = entry.model_dump_json().encode()
+    file = os.open(roll / f"{entry.rank}.json", os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        os.write(file, content)
+        os.ftruncate(file, len(content))
+    finally:
+        os.close(file)
 
 
 def read_roll(roll: Path) -> dict[int, Entry]:
@@ -97,8 +109,9 @@ def stuck(entries: Sequence[Entry], silent_seconds: float) -> Entry:
     That is one that is silent, because it is frozen or its node is gone, and else the one whose last event is oldest.
     """
     latest = max(entry.time for entry in entries)
-    silent = [entry for entry in entries if latest - entry.time > silent_seconds]
-    return min(silent, key=lambda entry: entry.time) if silent else min(entries, key=lambda entry: entry.at)
+    waiting = [entry for entry in entries if not entry.ended]
+    silent = [entry for entry in waiting if latest - entry.time > silent_seconds]
+    return min(silent, key=lambda entry: entry.time) if silent else min(waiting, key=lambda entry: entry.at)
 
 
 def _read(path: Path) -> Entry | None:

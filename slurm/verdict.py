@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from checkpoints.manifest import write_json
-from slurm.attempt import log_of
+from slurm.attempt import LOGS, log_of
 from slurm.nodelist import expand
 from slurm.place import Place
 
@@ -84,7 +84,7 @@ def explain(attempt: Path, job_id: str | None) -> Verdict | None:
     said = read_verdict(attempt)
     if job_id is None or (said and said.why in ("mistake", "node")):
         return said
-    return _killed(log_of(attempt, job_id), job_id) or said
+    return _killed(log_of(attempt, job_id), job_id) or said or _stuck(attempt, job_id)
 
 
 def _killed(log: Path, job_id: str) -> Verdict | None:
@@ -103,6 +103,24 @@ def _killed(log: Path, job_id: str) -> Verdict | None:
             message = f"rank {rank} on {node} {KILLED.get(found[3], f'was ended by a signal: {found[3]}')}"
             return Verdict(
                 why="error", message=message, rank=rank, node=node, job_id=job_id, time=time.time(), traceback=""
+            )
+    return None
+
+
+def _stuck(attempt: Path, job_id: str) -> Verdict | None:
+    """The rank that only faulthandler's timer could end (`slurm.watchdog`): it has left stacks, and no verdict."""
+    for path in sorted((attempt / LOGS).glob(f"{job_id}_*_stacks.txt")):
+        if path.stat().st_size:
+            rank = int(path.stem.split("_")[-2])
+            message = f"rank {rank} hung in a call that never came back to Python; its stacks: {path}"
+            return Verdict(
+                why="error",
+                message=message,
+                rank=rank,
+                node="unknown node",
+                job_id=job_id,
+                time=time.time(),
+                traceback="",
             )
     return None
 

@@ -29,6 +29,9 @@ LOOKS = 20
 """How often a limit is looked at while it runs out."""
 SILENT_SECONDS = 60.0
 """A rank that has not written its file for so long, or for half the limit, is frozen or gone."""
+PAUSE_SECONDS = 2.0
+"""When this thread did not run for so much longer than it wanted to sleep, the whole process stood still, as after
+`scontrol suspend`, or a call in C held the lock and has returned. The time does not count."""
 LAST_SECONDS = 5.0
 """Between the verdict and the exit, after which Slurm kills the others: they dump their stacks as well."""
 LOCK_SECONDS = 60.0
@@ -50,7 +53,7 @@ class Watchdog:
         self.began, self.ended = time.monotonic(), threading.Event()
         self.tick = min(PERIOD_SECONDS, self.stall / LOOKS, job.start_seconds / LOOKS)
         self.silent = min(SILENT_SECONDS, self.stall / 2)
-        self.all_here = place.world_size == 1
+        self.all_here, self.can_sign = place.world_size == 1, True
         self.stacks = stacks_file(attempt, place)
         self.stream = self.stacks.open("w")
 
@@ -58,8 +61,11 @@ class Watchdog:
         """Until `ended` is set."""
         while True:
             faulthandler.dump_traceback_later(self._limit() + LOCK_SECONDS, exit=True, file=self.stream)
+            before = time.monotonic()
             if self.ended.wait(self.tick):
                 return
+            if time.monotonic() - before > self.tick + PAUSE_SECONDS:
+                self.job.beat(self.job.pulse.event)
             self._sign()
             if not self.all_here and time.monotonic() - self.began > self.job.start_seconds:
                 self._call_roll()
@@ -67,8 +73,9 @@ class Watchdog:
                 self._end_stalled()
 
     def close(self) -> None:
-        """Put the timer away."""
+        """Put the timer away, and sign off."""
         faulthandler.cancel_dump_traceback_later()
+        self._sign(ended=True)
         self.stream.close()
         self.stacks.unlink(missing_ok=True)
 
@@ -78,14 +85,17 @@ class Watchdog:
     def _age(self) -> float:
         return time.monotonic() - self.job.pulse.at
 
-    def _sign(self) -> None:
+    def _sign(self, ended: bool = False) -> None:
         try:
-            sign(self.roll, entry_of(self.place, self.job, self.began))
+            sign(self.roll, entry_of(self.place, self.job, self.began).model_copy(update={"ended": ended}))
+            self.can_sign = True
         except FileNotFoundError:
             say(f"{self.attempt.name} was started again elsewhere: rank {self.place.rank} of {self.place.start} ends")
             os._exit(STALLED)
         except OSError as error:
-            say(f"the roll is not on disk: {error}")  # a full disk: the stage itself says what that means for it
+            if self.can_sign:
+                say(f"rank {self.place.rank} cannot write its file of the roll: {error}")
+            self.can_sign = False
 
     def _call_roll(self) -> None:
         """The lowest of the ranks that are there says who is not, and whose nodes are avoided."""

@@ -56,3 +56,4 @@ def test_the_others_wait_for_one_that_is_silent_and_else_for_the_one_whose_last_
     assert stuck([ahead, behind], 30) == behind
     silent = entry(2, at=30, time=50)
     assert stuck([ahead, behind, silent], 30) == silent
+    assert stuck([ahead, behind, silent.model_copy(update={"ended": True})], 30) == behind

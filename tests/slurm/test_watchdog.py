@@ -1,6 +1,7 @@
 """The watchdog of a rank, in processes of their own, since it ends them."""
 
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ import pytest
 from slurm.attempt import LOGS
 from slurm.exclusions import excluded
 from slurm.roll_call import FOLDER
-from slurm.verdict import read_verdict
+from slurm.verdict import explain, read_verdict
 from slurm.watchdog import STALLED
 
 RANK = """
@@ -26,7 +27,7 @@ def worked_on():  # its name is in the stacks
     exec(sys.argv[4])
 
 attempt, rank, node = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-watchdog.LAST_SECONDS, watchdog.LOCK_SECONDS = 0.3, 1.0
+watchdog.LAST_SECONDS, watchdog.LOCK_SECONDS, watchdog.PAUSE_SECONDS = 0.3, 2.0, 0.5
 place = Place("torchrun", rank, 2, 0, node, "7", 0, "start-1", None, {"a": 1, "b": 1})
 watch = WatchConfig(start_minutes=2 / 60, stall_minutes=1 / 60, slow_minutes=2.5 / 60)
 job_file = JobFile(run="r", inputs={}, files={}, code={}, minutes=1, tasks_per_node=1, cpus=1, watch=watch)
@@ -98,6 +99,22 @@ def test_a_call_in_c_that_holds_the_interpreter_leaves_its_stacks(attempt, rank)
     hangs = rank(0, "ctypes.PyDLL(None).sleep(60)")
     assert hangs.wait(20) == 1
     assert "worked_on" in stacks(attempt, 0)
+    assert read_verdict(attempt) is None
+    assert explain(attempt, "7").message.startswith("rank 0 hung in a call that never came back to Python; its stacks:")
+
+
+def test_time_in_which_the_whole_process_stood_still_does_not_count(attempt, rank):
+    """As after `scontrol suspend`, which stops all ranks."""
+    both = [rank(number, BEAT.format(15), "ab"[number]) for number in (0, 1)]
+    while len(list((attempt / FOLDER).glob("*/*.json"))) < 2:
+        time.sleep(0.02)
+    time.sleep(0.3)
+    for process in both:
+        process.send_signal(signal.SIGSTOP)
+    time.sleep(2.5)  # longer than the limit, and shorter than that of the timer in C
+    for process in both:
+        process.send_signal(signal.SIGCONT)
+    assert [process.wait(20) for process in both] == [0, 0]
 
 
 def test_the_one_that_is_frozen_is_named_by_those_that_wait_for_it(attempt, rank):
