@@ -17,6 +17,8 @@ NODE_ROWS = 16
 """So many nodes get a row each, with a sign for each card. Of more, supernodes do, with a sign for each node."""
 SUPERNODE_ROWS = 40
 """Rows that are shown of a larger plan."""
+LISTED = 16
+"""Nodes that are named one by one."""
 
 Row = tuple[str, str, str, Text]
 
@@ -24,9 +26,8 @@ Row = tuple[str, str, str, Text]
 def draw(plan: Plan, excluded: frozenset[str] = frozenset()) -> Table:
     """The supernodes that the plan uses, their nodes and ranks, and the copy of the model that each holds a part of."""
     table = Table(box=box.ROUNDED)
-    for column in ("supernode", "nodes", "ranks"):
-        table.add_column(column, no_wrap=True)
-    table.add_column("copies of the model", overflow="fold")
+    for column in ("supernode", "nodes", "ranks", "copies of the model"):
+        table.add_column(column, overflow="fold")
     parts = list(_supernodes(plan))
     shown = parts if len(parts) <= SUPERNODE_ROWS else parts[: SUPERNODE_ROWS // 2]
     detailed = len(plan.nodes) <= NODE_ROWS
@@ -38,7 +39,8 @@ def draw(plan: Plan, excluded: frozenset[str] = frozenset()) -> Table:
         if detailed:
             table.add_section()
     if len(shown) < len(parts):
-        table.add_row(f"{len(parts) - len(shown)} more", "alike", "", "")
+        start = sum(len(used) for _, _, used in shown)
+        table.add_row(f"{len(parts) - len(shown)} more", "", _ranks(plan, start, len(plan.nodes) - 1), "...")
     unused = len(plan.topology.supernodes) - sum(home is not None for _, home, _ in parts)
     if unused:
         table.add_row(f"{unused} other" + "s" * (unused > 1), "", "", Text("no rank", style="dim"))
@@ -71,8 +73,12 @@ def relay_words(plan: Plan) -> list[str]:
             lines.append(f"each to the {len(hops)} other nodes of its supernode {over}")
         else:
             sources = list(dict.fromkeys(hop.source for hop in hops))
-            lines.append(f"{fold(sources)} -> {fold(hop.target for hop in hops)} {over}")
+            lines.append(f"{_listed(sources)} -> {_listed([hop.target for hop in hops])} {over}")
     return lines
+
+
+def _listed(nodes: list[str]) -> str:
+    return fold(nodes) if len(nodes) <= LISTED else f"{len(nodes)} nodes, {nodes[0]} to {nodes[-1]},"
 
 
 def _supernodes(plan: Plan) -> Iterator[tuple[str, Supernode | None, list[str]]]:

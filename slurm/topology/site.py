@@ -161,7 +161,8 @@ class Topology(Section):
     def link_name(self, level: Level) -> str:
         """What people call the links of a level."""
         link: Link | None = getattr(self.links, level)
-        return link.name if link else f"an unknown link {level.replace('_', ' ')}"
+        where = level.replace("_", " ") if level.startswith("between") else f"within {level}"
+        return link.name if link else f"an unknown link {where}"
 
 
 def load(path: Path) -> Topology:

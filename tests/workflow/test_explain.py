@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 from rich.console import Console
 
 from slurm.topology.planner import Need, plan
@@ -96,6 +97,18 @@ def test_a_node_that_the_run_avoids_is_drawn_so_and_not_used(nodes, row):
     assert not avoided & set(planned.nodes)
     assert words(text, row[0]) == row
     assert "x avoided" in " ".join(text.split())
+
+
+def test_a_site_of_any_size_and_any_names_fits_80_columns(tmp_path):
+    long = ",".join(f"a-node-with-a-long-name-{number:04}" for number in range(0, 40, 2))
+    supernodes = [{"name": f"s{s}", "nodes": f"n[{8 * s}-{8 * s + 7}]"} for s in range(600)]
+    site = {"cards": 8, "supernodes": [*supernodes, {"name": "odd", "nodes": long}]}
+    (tmp_path.parent / "large.yaml").write_text(yaml.safe_dump(site))
+    text = explain(tmp_path, f"slurm.topology={tmp_path.parent}/large.yaml", "--cards", str(8 * 4800))
+    assert len(text.splitlines()) < 60
+    assert words(text, "579 more") == ["579", "more", "1280-38399", "..."]
+    text = explain(tmp_path, f"slurm.topology={tmp_path.parent}/large.yaml", "--cards", "160")
+    assert "odd" in text
 
 
 @pytest.mark.parametrize(
