@@ -7,7 +7,7 @@ from enum import Enum
 from pathlib import Path
 
 from slurm import state
-from slurm.attempt import JobFile, is_cancelled, read_job_file
+from slurm.attempt import is_cancelled, read_job_file
 from slurm.background import in_background
 from slurm.exclusions import exclude
 from slurm.launch import blamed_by_srun, blamed_for_silence
@@ -32,6 +32,8 @@ STRAGGLER_SECONDS = {"mistake": 60.0, "node": 30.0, "error": 600.0}
 """How long the others may go on after a rank has failed on Slurm. An error may be the loss of a node, which Slurm
 notices after its SlurmdTimeout (300 s by default), and then starts the job again."""
 LOCAL_STRAGGLER_SECONDS = 60.0
+START_SECONDS = 1.0
+"""A job runs for so long before it is judged by which of its ranks have started."""
 
 
 class End(Enum):
@@ -90,9 +92,16 @@ class Judge:
         return FINAL_SECONDS if found.said and found.said.by == "squeue" else RETURN_SECONDS
 
     def _explained(self) -> bool:
-        """Whether a rank has said why there will be no result."""
+        """Whether it is known why there will be no result: from a rank, from its log, or from srun if none started."""
         verdict = explain(self.attempt, self.record.job_id)
-        return verdict is not None and verdict.why != "stopped"
+        return bool(self._blamed()) if verdict is None else verdict.why != "stopped"
+
+    def _blamed(self) -> dict[str, str]:
+        """Nodes on which srun could not start a rank, if none has started, and what it said."""
+        job_id = self.record.job_id
+        if job_id is None or self.record.executor == "local" or has_begun(self.attempt, job_id):
+            return {}
+        return blamed_by_srun(self.attempt, job_id)
 
     def _over(self, found: State) -> End:
         """Whether another job may succeed. Not when somebody has cancelled this one, and wants no other one for it."""
@@ -108,7 +117,9 @@ class Judge:
         if verdict and why == "node":
             self.say(f"{', '.join(verdict.nodes)} failed: {verdict.message}; avoided from now on, a new job starts")
             return End.AGAIN
-        if self.ended_by_us and why is None:  # it did not start
+        if why is None and not self.ended_by_us:
+            self._avoid(self._blamed())
+        if why is None and self.ended_by_us:  # it did not start
             return End.AGAIN
         if found.word in LOST and why in (None, "error"):  # the error of a rank is that the others were gone
             self.say(f"job {self.record.job_id} {found.text}; a new job goes on from what was committed")
@@ -144,22 +155,24 @@ class Judge:
             self.begun = self.begun and runs  # a requeued job has to begin again
             return
         self.begun = has_begun(self.attempt, self.record.job_id)
-        if self.begun:
+        if self.begun or seconds < START_SECONDS:  # rank 0 of a requeued job is just about to sign the roll anew
             return
-        blamed = blamed_by_srun(self.attempt, self.record.job_id)
-        job_file = read_job_file(self.attempt)
-        if not blamed:
-            if seconds < 60 * job_file.watch.start_minutes:
-                return
-            reason = f"no rank of job {self.record.job_id} had started after {job_file.watch.start_minutes:g} minutes"
+        blamed = self._blamed()
+        watch = read_job_file(self.attempt).watch
+        if not blamed and seconds > 60 * watch.start_minutes:
+            reason = f"no rank of job {self.record.job_id} had started after {watch.start_minutes:g} minutes"
             blamed = dict.fromkeys(blamed_for_silence(found.said.nodes), reason)
-        self._avoid(blamed, job_file)
-        self._cancel()
+        if blamed:
+            self._avoid(blamed)
+            self._cancel()
 
-    def _avoid(self, blamed: dict[str, str], job_file: JobFile) -> None:
+    def _avoid(self, blamed: dict[str, str]) -> None:
+        """Keep the next jobs of the run away from nodes, by node why. None: nothing happens."""
+        job_file = read_job_file(self.attempt)
         for node, reason in blamed.items():
             exclude(self.attempt / job_file.run_folder, [node], reason, job_file.watch.exclude_hours)
             self.say(f"node {node}: {reason}; it is avoided from now on, and the job starts elsewhere")
+            self.ended_by_us = True
 
     def _cancel(self) -> None:
         """Ask for the end of the job; nobody waits for the answer, and where it fails it is asked again."""

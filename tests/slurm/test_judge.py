@@ -165,8 +165,14 @@ def test_a_job_of_which_no_rank_starts_is_ended_and_its_node_avoided(said, jobs,
 )
 def test_a_node_on_which_srun_fails_is_avoided_at_once(said, line):
     (said.attached.folder / "log" / "1000_0_log.out").write_text(f"{line}\nsrun: error: Application launch failed\n")
-    said("RUNNING")
+    said("RUNNING", seconds=2)
     assert line in excluded(said.attached.folder.parents[1])["mx3"].reason
+
+
+def test_a_job_that_srun_could_not_start_and_that_failed_by_itself_has_a_successor(said):
+    (said.attached.folder / "log" / "1000_0_log.out").write_text("srun: error: Node failure on mx3\n")
+    assert said("FAILED", "NonZeroExitCode") is End.AGAIN
+    assert "mx3" in excluded(said.attached.folder.parents[1])
 
 
 def test_a_job_that_a_person_cancels_has_no_successor(said, request_for):
