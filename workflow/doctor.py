@@ -39,8 +39,8 @@ def examine(config: RunConfig, nodes: int | None) -> int:
 
     Raises SubmitError when the cluster gives no nodes.
     """
-    signal.signal(signal.SIGTERM, _end)
-    signal.signal(signal.SIGHUP, _end)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _end)
     here, on_cluster = os.uname().nodename, is_here()
     if nodes is not None and not on_cluster:
         raise ValueError(

@@ -44,7 +44,8 @@ def judge_devices(node: str, found: Devices, wanted: int) -> list[Finding]:
         else:
             verdict, way_out = ("bad", REPLACE) if judged == "bad" else ("unknown", "")
             findings.append(Finding(f"card {device.index}", node, verdict, why, way_out))
-    measured = f"{len(found.devices)} of the kind {found.kind}, {healthy} healthy"
+    seen = f"{len(found.devices)} of the kind {found.kind}, {healthy} healthy"
+    measured = "no card is seen" if found.kind == "cpu" else seen
     if found.devices and found.driver:
         measured += f", driver {found.driver}"
     if wanted > len(found.devices):

@@ -186,7 +186,7 @@ def _space(name: str, place: Path, node: str) -> Finding:
     disk = os.statvfs(place)
     free = disk.f_bavail * disk.f_frsize
     inodes = f"{disk.f_favail:,} inodes free" if disk.f_files else "inodes are not counted"
-    measured = f"{free / (1 << 30):.1f} GiB and {inodes}, at least {least / (1 << 30):.2g} GiB and {FREE_INODES:,}"
+    measured = f"{free >> 20:,} MiB and {inodes}; at least {least >> 20:,} and {FREE_INODES:,}"
     if free < least or (disk.f_files and disk.f_favail < FREE_INODES):
         return Finding(check, node, "bad", measured, f"make room in {place}")
     with tempfile.NamedTemporaryFile(prefix=".doctor-", dir=place) as stream:  # a quota refuses here

@@ -10,7 +10,6 @@ import os
 import secrets
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -18,21 +17,25 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from checkpoints.manifest import write_json
+from slurm.asked import Asked
+from slurm.check import check_slurm
 from slurm.config import SlurmConfig
 from slurm.health.finding import Finding
 from slurm.health.node import JOB, PRESENT, Plan, Report
 from slurm.nodelist import expand
 from slurm.queue import NoAnswer, SubmitError, ask
+from slurm.words import HELD, state_words, way_out
 
-OPTIONS = ("account", "partition", "qos", "reservation", "constraint")
-"""What a job of minutes takes over from the rl stage, beside `slurm.additional`: no dependency, no mail."""
+LEFT_OUT = ("dependency", "comment", "mail_user", "mail_type")
+"""Options of the rl stage that are not for a job of minutes."""
 STAGE = "rl"
 ANSWER_SECONDS = 60.0
 """From the start of the job: a cold Python from a shared file system starts in half of it."""
 NODE_SECONDS = 600.0
-POLL_SECONDS = 0.5
+POLL_SECONDS, QUEUE_SECONDS = 0.5, 2.0
 FOLDER = ".doctor-job-"
 OLD_SECONDS = 86400.0
 DRAIN = "ask the administrator to look at the node, and avoid it: slurm.additional.exclude"
@@ -51,8 +54,8 @@ def examine_nodes(
 ) -> list[Finding]:
     """Findings of `count` nodes, and of those among them that gave no answer.
 
-    Works in a folder of its own in `above`, and leaves neither it nor the job behind. Raises SubmitError when Slurm
-    gives no nodes, NoAnswer when it cannot be asked.
+    Works in a folder of its own in `above`, and leaves neither it nor the job behind. Raises ValueError for what Slurm
+    does not have, SubmitError when it gives no nodes, NoAnswer when it cannot be asked.
     """
     for old in above.glob(f"{FOLDER}*"):  # of a doctor that was killed
         if time.time() - old.stat().st_mtime > OLD_SECONDS:
@@ -62,10 +65,10 @@ def examine_nodes(
     name = f"qianka-doctor-{secrets.token_hex(4)}"
     steps: list[subprocess.Popen[bytes]] = []
     try:
-        shape = config.resources(STAGE)
-        plan = Plan(slurm=config, cards=shape.gpus_per_node, seconds=limits.node)
+        plan = Plan(slurm=config, cards=config.resources(STAGE).gpus_per_node, seconds=limits.node)
         write_json(folder / JOB, plan.model_dump())
-        job_id, nodes = allocate(config, count, name, folder, limits, say)
+        minutes = 2 + int((limits.answer + limits.node) // 60)
+        job_id, nodes = allocate(of_doctor(config, count, minutes), name, folder, say)
         steps += [start(config, job_id, node, folder) for node in nodes]
         return _compare(_collect(folder, nodes, limits, say), nodes)
     finally:
@@ -77,39 +80,42 @@ def examine_nodes(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def options(config: SlurmConfig) -> list[str]:
-    """Of salloc: where the rl stage would run."""
-    chosen = {name: value for name, value in config.options(STAGE).items() if name in OPTIONS}
-    chosen |= config.additional | config.resources(STAGE).additional
-    gpus = config.resources(STAGE).gpus_per_node
-    if gpus:
-        chosen["gpus-per-node"] = gpus
-    return [
-        f"--{name}" if value is True else f"--{name}={value}" for name, value in chosen.items() if value is not False
-    ]
+def of_doctor(config: SlurmConfig, count: int, minutes: int) -> SlurmConfig:
+    """The config of the doctor's job: where the rl stage would run, but short, and on nodes wherever they are."""
+    shape = {"nodes": count, "tasks_per_node": 1, "cpus_per_task": None, "minutes": minutes, **dict.fromkeys(LEFT_OUT)}
+    rl = config.resources(STAGE).model_copy(update=shape)
+    return config.model_copy(update={STAGE: rl, "topology": "", **dict.fromkeys(LEFT_OUT)})
 
 
-def allocate(
-    config: SlurmConfig, count: int, name: str, folder: Path, limits: Limits, say: Callable[[str], None]
-) -> tuple[str, list[str]]:
-    """The job's id and nodes, once Slurm has given them; the queue may take its time."""
-    shape = [f"--nodes={count}", "--ntasks-per-node=1", f"--time={2 + int((limits.answer + limits.node) // 60)}"]
-    command = ["salloc", "--no-shell", "--no-kill", f"--job-name={name}", *shape, *options(config)]
+def allocate(config: SlurmConfig, name: str, folder: Path, say: Callable[[str], None]) -> tuple[str, list[str]]:
+    """The job's id and nodes, once Slurm has given them; the queue may take its time.
+
+    Raises ValueError for what Slurm does not have, before it is asked for a job.
+    """
+    check_slurm(config, [STAGE], folder)
+    asked = Asked.of(config, STAGE, folder)
+    shape = {"nodes": asked.shape.nodes, "ntasks-per-node": 1, "time": asked.shape.minutes, "job-name": name}
+    shape |= {"gpus-per-node": asked.shape.gpus_per_node} if asked.shape.gpus_per_node else {}
+    words = [f"--{key}" if value is True else f"--{key}={value}" for key, value in {**asked.options, **shape}.items()]
     log = folder / "salloc.log"
     with log.open("wb") as stream:
-        # A session of its own: the Ctrl-C is ours to take.
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, env=_environment(), start_new_session=True
-        )
+        process = _start(["salloc", "--no-shell", "--no-kill", *words], stream)
     try:
+        last = ""
         while process.poll() is None:
-            queued = ask("squeue", "-h", f"--name={name}", "-o", "%A %T %r")
-            say(f"job {queued[0]}" if queued else "asking for nodes")
+            queued = ask("squeue", "-h", f"--name={name}", "-o", "%A|%T|%r")
+            job_id, state, reason = queued[0].split("|") if queued else ("", "", "")
+            now = f"job {job_id} {state_words(state, reason)}" if job_id else "asking for nodes"
+            if now != last:
+                say(now)
+                last = now
+            if way_out(reason) or reason in HELD:
+                raise SubmitError(f"{now}: it would wait for ever")
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(2)
+                process.wait(QUEUE_SECONDS)
     finally:
         if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
+            process.terminate()
             process.wait()
     if process.returncode != 0:
         raise SubmitError(f"salloc: {log.read_text(errors='replace').strip()}")
@@ -125,19 +131,16 @@ def start(config: SlurmConfig, job_id: str, node: str, folder: Path) -> subproce
     program = shlex.join([sys.executable, "-P", "-m", "slurm.health", str(folder)])
     step = ["--nodes=1", "--ntasks=1", f"--nodelist={node}", "--overlap", f"--output={folder}/step-{node}.log"]
     script = "\n".join([*config.setup, f"exec {program}"])
-    command = ["srun", f"--jobid={job_id}", *step, "bash", "-c", script]
-    nothing = subprocess.DEVNULL
+    return _start(["srun", f"--jobid={job_id}", *step, "bash", "-c", script], subprocess.DEVNULL)
+
+
+def _start(command: list[str], output: IO[bytes] | int) -> subprocess.Popen[bytes]:
+    """In a session of its own: the Ctrl-C is ours to take. What the job around us set is not for the new one."""
+    ours = ("SLURM_", "SBATCH_", "SALLOC_", "SRUN_")
+    env = {name: value for name, value in os.environ.items() if name == "SLURM_CONF" or not name.startswith(ours)}
     return subprocess.Popen(
-        command, stdin=nothing, stdout=nothing, stderr=nothing, env=_environment(), start_new_session=True
+        command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env, start_new_session=True
     )
-
-
-def _environment() -> dict[str, str]:
-    """Without what the job around us, if there is one, would have the new one do; what sbatch takes, salloc takes."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SRUN_", "SALLOC_"))}
-    kept |= {name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}
-    defaults = {f"SALLOC_{name.upper()}": os.environ.get(f"SBATCH_{name.upper()}") for name in OPTIONS}
-    return kept | {name: value for name, value in defaults.items() if value}
 
 
 def _collect(folder: Path, nodes: Sequence[str], limits: Limits, say: Callable[[str], None]) -> list[Finding]:

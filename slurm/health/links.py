@@ -91,19 +91,18 @@ def judge_pairs(node: str, mine: list[dict[str, Any]], said: Said, topology: Top
 def _judge(
     node: str, each: dict[str, Any], line: dict[str, Any] | None, trouble: str, topology: Topology | None
 ) -> Finding:
-    level, peer = each["level"], each["peer"]
-    link = "" if topology is None else f" ({topology.link_name(level)})"
-    check = f"all-reduce {level.replace('_', ' ')}{link}"
+    check, peer = f"all-reduce {each['level'].replace('_', ' ')}", each["peer"]
+    expected = None if topology is None else topology.expected(each["level"])
     if line is None:
         return Finding(
             check, node, "bad", f"with {peer}: {trouble}", "look at the rows of both nodes, and at the links"
         )
     if not line["right"]:
         return Finding(check, node, "bad", f"with {peer}: a wrong sum", "take both nodes out of service")
-    measured = f"with {peer}: {line['gb_s']:.3g} GB/s"
+    over = f" over {topology.link_name(each['level'])}" if topology and expected else ""
+    measured = f"with {peer}{over}: {line['gb_s']:.3g} GB/s"
     if line["kind"] == "cpu":
         return Finding(check, node, "unknown", f"{measured} by gloo on CPUs; the ranges are of cards")
-    expected = None if topology is None else topology.expected(level)
     if expected is None:
         return Finding(check, node, "unknown", f"{measured}; no range in the topology file")
     low, high = expected

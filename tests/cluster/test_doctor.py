@@ -68,7 +68,7 @@ def test_four_nodes_examine_themselves_and_each_other(cluster, tmp_path, qianka)
     ):
         (row,) = [row for row in rows if row.startswith(f" {check} ")]
         assert nodes in row and " ok " in row, row
-    for level, count in (("island", 4), ("supernode", 2), ("between supernodes", 2)):
+    for level, count in (("node", 4), ("supernode", 2), ("between supernodes", 2)):
         figures = [row for row in rows if row.startswith(f" all-reduce {level} ")]
         assert len(figures) == count and all("GB/s by gloo on CPUs" in row for row in figures), done.stdout
     assert any("MaxArraySize" in row for row in rows)
@@ -102,6 +102,17 @@ def test_ctrl_c_cancels_the_job_and_leaves_nothing(cluster, tmp_path):
     assert doctor.wait(20) != 0
     assert list(tmp_path.iterdir()) == []
     wait_until(lambda: jobs_of_doctors(cluster) == [])
+
+
+def test_what_the_cluster_does_not_have_is_refused_before_a_job_is_asked_for(cluster, tmp_path, qianka):
+    for arguments, message in (
+        (("--nodes=9",), "slurm.rl.nodes is 9, but partition supernode has 4 nodes"),
+        (("--nodes=2", "slurm.partition=supernod"), "there is no partition supernod; did you mean supernode"),
+    ):
+        done = qianka(tmp_path, "doctor", *arguments)
+        assert done.returncode == 2 and message in done.stdout, done.stdout
+    assert list(tmp_path.iterdir()) == []
+    assert jobs_of_doctors(cluster) == []
 
 
 def test_a_bad_node_is_named_avoided_and_comes_back_when_its_time_is_over(cluster, tmp_path, qianka, tiny_config):

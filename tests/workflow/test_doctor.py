@@ -1,6 +1,7 @@
 """`qianka doctor`: a table for the administrator, and an exit code that says whether there is something to do."""
 
 import json
+import sys
 import time
 from pathlib import Path
 
@@ -41,6 +42,13 @@ def test_a_grader_that_gives_its_own_answer_nothing_is_bad(qianka, tmp_path):
     done = qianka(tmp_path, "doctor", "mine.yaml")
     assert done.returncode == 1, done.stdout
     assert [line for line in done.stdout.splitlines() if line.startswith(" grader") and " bad " in line]
+
+
+def test_nodes_are_asked_for_only_where_there_is_slurm(qianka, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
+    done = qianka(tmp_path, "doctor", "--nodes=2")
+    assert done.returncode == 2
+    assert "error: --nodes: there is no Slurm here" in done.stdout
 
 
 def test_what_the_run_avoids_is_shown_with_reason_and_end(tmp_path, monkeypatch):
