@@ -127,6 +127,18 @@ def test_every_option_of_the_config_reaches_slurm(cluster, site, submitted, tmp_
     assert "wckey" not in script
 
 
+def test_a_job_on_a_described_site_asks_to_be_kept_in_one_supernode(cluster, submitted, tmp_path):
+    site = tmp_path / "site.yaml"
+    site.write_text(
+        'cards: 8\nscheduler: tree\nsupernodes:\n- {name: sn0, nodes: "mx[0-1]"}\n- {name: sn1, nodes: "mx[2-3]"}\n'
+    )
+    shape = {"nodes": 2, "tasks_per_node": 8}
+    job = submitted(topology=str(site), additional={"hold": True}, synth=shape)
+    assert job["Switches"] == "1@00:05:00", "an hour was asked for, and max_switch_wait is 5 minutes"
+    own = {**shape, "additional": {"switches": False}}
+    assert "Switches" not in submitted(topology=str(site), additional={"hold": True}, synth=own)
+
+
 REFUSED = {
     "partition": (
         {"partition": "supernod"},
@@ -236,7 +248,8 @@ def test_a_run_is_its_owners_alone_and_shows_no_secret(cluster, qianka, tiny, um
     shell = ("bash", "-c", f'umask {umask}; exec "$@"', "bash")
     removed = "slurm.environment={HF_TOKEN: {value: null, source: it is mine}}"
     arguments = ("stage", "synth", tiny, "slurm.executor=slurm", "slurm.comment=for the lab", removed)
-    done = qianka(folder, *arguments, prefix=shell, env={"HF_TOKEN": secret})
+    around = {"SLURM_CPU_BIND": "quiet,mask_cpu:0x1", "SLURM_NTASKS": "9", "HF_TOKEN": secret}
+    done = qianka(folder, *arguments, prefix=shell, env=around)
     assert done.returncode == 0, done.stdout
 
     run = folder / "runs" / "tiny"
@@ -254,6 +267,7 @@ def test_a_run_is_its_owners_alone_and_shows_no_secret(cluster, qianka, tiny, um
         cluster.run("sacct", "-j", job, "--env-vars"),
     ]
     assert [answer for answer in shown if secret in answer] == []
+    assert "SLURM_CPU_BIND" not in shown[4] and "SLURM_NTASKS=9" not in shown[4], "they are of a job around this one"
     assert "submitit" in shown[3] and "PATH=" in shown[4], "the accounting keeps scripts and environments here"
 
     run.chmod(0o750)  # the owner opens it to the group
