@@ -12,6 +12,12 @@ from slurm.topology.site import load
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
 
 ON_SLURM = ("slurm.executor=slurm", "slurm.interface=lo", "slurm.topology=site.yaml")
+TWISTED = """\
+cards: 8
+supernodes:
+  - {name: a, nodes: "mx[0,2]"}
+  - {name: b, nodes: "mx[1,3]"}
+"""
 
 
 @pytest.fixture
@@ -64,8 +70,11 @@ def test_a_job_lands_in_a_supernode_and_one_of_two_shards_its_weights_within_eac
     assert "on 2 rank(s), weights sharded over 2 of them" in log
     cluster.run("scancel", busy)
 
-    where, log, asked = trained(4)
+    # Supernodes that Slurm knows nothing of, and whose nodes it does not number one after the other.
+    site.write_text(TWISTED)
+    where, log, _ = trained(4)
     assert where == "mx[0-3]"
+    assert "note: slurm.topology: Slurm has topology/tree" in log
     assert "on 4 rank(s), weights sharded over 2 of them" in log
     assert Result(tmp_path / "runs/tiny/sft/manifest.json")
 
