@@ -34,7 +34,7 @@ Attempt = Callable[[str, dict[str, Any]], Path]
 
 
 class StopLater(threading.Event):
-    """Is set when the stage looks at it for the `looks`th time, as by a signal in the middle of the loop."""
+    """Is set when the stage looks for the `looks`th time, as by a signal in the loop; it looks after a save as well."""
 
     def __init__(self, looks: int) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ def test_stopped_again_and_again_it_ends_with_the_weights_of_an_undisturbed_run(
     expected = train(config(), manifest, undisturbed)
     for step in (5, 10):
         with pytest.raises(Stopped, match=f"committed step {step} of 12"):
-            train(config(), manifest, stopped, Job(stop=StopLater(5)))
+            train(config(), manifest, stopped, Job(stop=StopLater(6)))
     assert train(config(), manifest, stopped) == expected
     assert weights(stopped) == weights(undisturbed)
     assert Result(stopped / NAME).manifest.metrics["tokens"] == Result(undisturbed / NAME).manifest.metrics["tokens"]
@@ -182,7 +182,7 @@ def test_resumed_by_another_number_of_ranks_it_goes_on_at_the_same_sample(
 ) -> None:
     manifest, alone, changing = synth(), attempt("sft", {}), attempt("sft", {})
     expected = train(config(), manifest, alone)
-    for world_size, stop_after, steps in ((1, 3, 3), (2, 5, 8), (1, 0, 12)):
+    for world_size, stop_after, steps in ((1, 3, 3), (2, 6, 8), (1, 0, 12)):
         losses = ranks(train_on_ranks, world_size, config(), manifest, changing, stop_after)[0]
         assert losses == pytest.approx(expected[:steps], abs=1e-4)
         state = json.loads((changing / "checkpoints" / f"step-{steps:06d}" / "state.json").read_text())
