@@ -4,9 +4,10 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from slurm.answers import Limits, Partition
 from slurm.asked import Asked, listed
 from slurm.config import SlurmConfig
-from slurm.facts import SECONDS, Facts, Limits, Partition, gather
+from slurm.facts import SECONDS, Facts, gather
 from slurm.fit import in_service, too_few
 from slurm.nodelist import expand
 from slurm.queue import NoAnswer, ask

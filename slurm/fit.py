@@ -3,8 +3,8 @@
 import time
 from collections.abc import Callable, Iterator
 
+from slurm.answers import Node
 from slurm.asked import Asked
-from slurm.facts import Node
 from slurm.nodelist import expand
 
 Need = tuple[str, Callable[[Node], bool]]

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from slurm.answers import read_words
 from slurm.attempt import open_attempt
 from slurm.check import check_slurm
 from slurm.config import ResourcesConfig, SlurmConfig
 from slurm.exclusions import exclude
-from slurm.facts import read_words
 from slurm.queue import SubmitError
 from slurm.submit import submit_to_slurm
 from workflow.config import load

@@ -8,12 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm import check, trial
-from slurm.asked import Asked
-from slurm.check import check_slurm, feature_names, limits_of_jobs
-from slurm.config import SlurmConfig
-from slurm.facts import (
+from slurm.answers import (
     Association,
-    Facts,
     Limits,
     Node,
     read_associations,
@@ -26,6 +22,10 @@ from slurm.facts import (
     read_settings,
     read_words,
 )
+from slurm.asked import Asked
+from slurm.check import check_slurm, feature_names, limits_of_jobs
+from slurm.config import SlurmConfig
+from slurm.facts import Facts
 from slurm.trial import keys_meant
 
 PARTITIONS = {
