@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
@@ -18,8 +19,8 @@ ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 STAGES = ("synth", "sft", "rl", "evaluate")
 SHORT = ("sft.steps=10", "rl.steps=2", "slurm.executor=slurm", "slurm.interface=lo")
-SOMEBODY = 54321
-"""A user id that nobody has."""
+NOBODY = 65534
+"""Slurm starts jobs of users alone whom it finds in the passwd file."""
 
 
 @pytest.fixture
@@ -64,20 +65,29 @@ def test_scripts_by_hand_write_the_record_and_nothing_is_left_to_do(cluster, tin
     assert "Nothing to be done" in planned.stdout + planned.stderr, planned.stdout + planned.stderr
 
 
-def test_a_user_who_is_not_root(cluster, qianka, tmp_path, tiny_config):
-    """A user of their own, who reads the program and owns nothing but the folder that is worked in."""
-    home = Path("/tmp") / f"qianka-{SOMEBODY}"
+@pytest.fixture
+def nobodys() -> Generator[Path]:
+    """A folder of the user nobody with a copy of the program, since the repository may be out of their reach."""
+    home = Path("/tmp") / f"qianka-{NOBODY}"  # pytest's own folders are closed to other users
     shutil.rmtree(home, ignore_errors=True)
-    home.mkdir()
-    try:
-        (home / "tiny.yaml").write_text(tiny_config)
-        os.chown(home, SOMEBODY, SOMEBODY)
-        become = ("setpriv", f"--reuid={SOMEBODY}", f"--regid={SOMEBODY}", "--clear-groups")
-        done = qianka(home, "stage", "synth", "tiny.yaml", *SHORT, prefix=become, env={"HOME": str(home)})
-        assert done.returncode == 0, done.stdout
-        job = read_record(home / "runs/tiny/synth").job_id
-        assert cluster.run("sacct", "-n", "-X", "-P", "-j", job, "-o", "UID,State") == f"{SOMEBODY}|COMPLETED"
-        owners = {path.stat().st_uid for path in (home / "runs").rglob("*")}
-        assert owners == {SOMEBODY}
-    finally:
-        shutil.rmtree(home)
+    for package in ("workflow", "slurm", "stages", "data", "checkpoints"):
+        shutil.copytree(ROOT / package, home / "program" / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in (home, *home.rglob("*")):
+        os.chown(path, NOBODY, NOBODY)
+    yield home
+    shutil.rmtree(home)
+
+
+def test_a_user_who_is_not_root(cluster, nobodys, tiny_config):
+    (nobodys / "tiny.yaml").write_text(tiny_config)
+    become = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "env"]
+    path = f"{nobodys / 'program'}:{sysconfig.get_path('purelib')}"
+    env = {**os.environ, "HOME": str(nobodys), "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+    pythons = [sys.executable, f"/usr/bin/python3.{sys.version_info.minor}"]
+    python = next(p for p in pythons if subprocess.run([*become, p, "-V"], capture_output=True).returncode == 0)
+    command = [*become, python, "-P", "-m", "workflow.cli", "stage", "synth", "tiny.yaml", *SHORT]
+    done = subprocess.run(command, cwd=nobodys, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    job = read_record(nobodys / "runs/tiny/synth").job_id
+    assert cluster.run("sacct", "-n", "-X", "-P", "-j", job, "-o", "UID,State") == f"{NOBODY}|COMPLETED"
+    assert {path.stat().st_uid for path in (nobodys / "runs").rglob("*")} == {NOBODY}
