@@ -7,11 +7,13 @@ needs no lock, is wound up again at each look.
 
 import faulthandler
 import os
+import signal
 import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
 import psutil
@@ -142,6 +144,7 @@ class Watchdog:
 def watched(attempt: Path, place: Place, job: Job, job_file: JobFile, roll: Path) -> Generator[None]:
     """Watch this rank for the length of the block."""
     watchdog = Watchdog(attempt, place, job, job_file, roll)
+    before = signal.signal(signal.SIGTSTP, _stand_still)
     thread = threading.Thread(target=watchdog.watch, name="watchdog", daemon=True)
     thread.start()
     try:
@@ -150,6 +153,13 @@ def watched(attempt: Path, place: Place, job: Job, job_file: JobFile, roll: Path
         watchdog.ended.set()
         thread.join()
         watchdog.close()
+        signal.signal(signal.SIGTSTP, before)
+
+
+def _stand_still(number: int, frame: FrameType | None) -> None:
+    """Stop, as `scontrol suspend` or Ctrl-Z wants, without the timer, which would ring as soon as we go on."""
+    faulthandler.cancel_dump_traceback_later()
+    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def begin(attempt: Path, place: Place) -> Path:

@@ -110,8 +110,8 @@ def test_time_in_which_the_whole_process_stood_still_does_not_count(attempt, ran
         time.sleep(0.02)
     time.sleep(0.3)
     for process in both:
-        process.send_signal(signal.SIGSTOP)
-    time.sleep(2.5)  # longer than the limit, and shorter than that of the timer in C
+        process.send_signal(signal.SIGTSTP)
+    time.sleep(3.5)  # longer than the limit, and than that of the timer in C
     for process in both:
         process.send_signal(signal.SIGCONT)
     assert [process.wait(20) for process in both] == [0, 0]
