@@ -269,8 +269,3 @@ def test_a_run_is_its_owners_alone_and_shows_no_secret(cluster, qianka, tiny, um
     assert [answer for answer in shown if secret in answer] == []
     assert "SLURM_CPU_BIND" not in shown[4] and "SLURM_NTASKS=9" not in shown[4], "they are of a job around this one"
     assert "submitit" in shown[3] and "PATH=" in shown[4], "the accounting keeps scripts and environments here"
-
-    run.chmod(0o750)  # the owner opens it to the group
-    assert qianka(folder, *arguments, prefix=shell).returncode == 0
-    assert stat.S_IMODE(run.stat().st_mode) == 0o750
-    assert Path(log).is_dir()
