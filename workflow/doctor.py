@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -68,6 +69,8 @@ def examine(config: RunConfig, nodes: int | None) -> int:
         _say("the site's limits")
         found += within(SITE_SECONDS, "Slurm", here, lambda: check_site(here))
     show(found, folder)
+    counts = Counter(finding.verdict for finding in found)
+    print(", ".join(f"{counts[verdict]} {verdict}" for verdict in COLOURS))
     return int(is_bad(found))
 
 

@@ -38,9 +38,9 @@ def preflight(place: Place, job_file: JobFile, attempt: Path) -> None:
     """
     if place.starter != "slurm" or len(place.tasks) < job_file.watch.preflight_nodes:
         return
-    begin, kind = time.monotonic(), kind_of_node()
+    begin = time.monotonic()
     found = check_node(attempt, place.node) if place.local_rank == 0 else []
-    if kind in WITH_CARDS:
+    if given_cards() and kind_of_node() in WITH_CARDS:
         found += within(COMPUTE_SECONDS + 10, "card", place.node, lambda: check_own_card(place.node, place.local_rank))
     bad = [finding for finding in found if finding.verdict == "bad"]
     if bad:
@@ -76,8 +76,13 @@ def _write(folder: Path) -> list[Finding]:
 def _cards(node: str) -> list[Finding]:
     """Fewer cards than Slurm has given are a fault where there are cards at all."""
     found: Devices = read_devices()
+    return judge_devices(node, found, given_cards() if found.kind in WITH_CARDS else 0)
+
+
+def given_cards() -> int:
+    """Cards of this node that Slurm gave to the job; others may be in use by somebody else."""
     given = os.environ.get("SLURM_GPUS_ON_NODE", "")
-    return judge_devices(node, found, int(given) if given.isdecimal() and found.kind in WITH_CARDS else 0)
+    return int(given) if given.isdecimal() else 0
 
 
 def check_own_card(node: str, card: int) -> list[Finding]:

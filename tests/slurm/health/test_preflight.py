@@ -32,6 +32,7 @@ def mx_smi(tmp_path, monkeypatch):
         tool.write_text(f'#!/bin/sh\n[ "$*" = -L ] && echo "Attached GPUs : 1" && echo "{line}" || exit 2\n')
         tool.chmod(0o755)
         monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+        monkeypatch.setenv("SLURM_GPUS_ON_NODE", "1")
 
     return put
 
@@ -48,6 +49,13 @@ def test_a_card_that_is_not_available_makes_a_bad_node(tmp_path, mx_smi):
     with pytest.raises(BadNode, match="node mx1: card 0: its state is 'Unavailable'") as caught:
         preflight(place(rank=1), JOB, tmp_path)
     assert caught.value.nodes == ("mx1",)
+
+
+def test_a_card_that_was_not_given_to_the_job_is_left_alone(tmp_path, mx_smi, monkeypatch):
+    mx_smi("GPU#0    MXC550      0000:1b:00.0   Available")
+    monkeypatch.delenv("SLURM_GPUS_ON_NODE")
+    monkeypatch.setattr(module, "ask", None)  # would compute
+    preflight(place(), JOB, tmp_path)
 
 
 def test_a_small_job_starts_at_once(tmp_path, mx_smi):
