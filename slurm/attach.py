@@ -14,7 +14,7 @@ from types import FrameType
 
 from data.progress import read_progress
 from slurm import state
-from slurm.attempt import log_of, mark_cancelled
+from slurm.attempt import is_cancelled, log_of, mark_cancelled
 from slurm.background import in_background
 from slurm.callers import callers_alive
 from slurm.claim import Attached
@@ -208,6 +208,10 @@ def failure(attached: Attached, last: str) -> str:
     lines = [f"failed: job {record.job_id} gave no result: it {last}"]
     if verdict and verdict.why == "mistake":
         return f"failed: {verdict.message}"
+    if is_cancelled(attempt, record.job_id) or last.startswith("was cancelled"):
+        committed = f" ({verdict.message})" if verdict and verdict.why == "stopped" else ""
+        said = last if last.startswith("was cancelled") else "was cancelled"
+        return f"job {record.job_id} {said}{committed}; the same command resumes it"
     if verdict:
         lines = [f"failed on rank {verdict.rank} ({verdict.node}, job {verdict.job_id}): {verdict.message}"]
     if log.exists():

@@ -165,9 +165,9 @@ def logs(
 ) -> None:
     """Show the log of a stage's job. Ctrl-C ends the showing and not the job."""
     with mistakes_shown():
-        from workflow import jobs
+        from workflow.logs import show
 
-        raise typer.Exit(jobs.logs(run, stage, follow, rank))
+        raise typer.Exit(show(run, stage, follow, rank))
 
 
 @app.command()

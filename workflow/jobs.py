@@ -1,19 +1,17 @@
-"""`qianka attach`, `qianka cancel` and `qianka logs`: what a person does with jobs that are there already.
+"""`qianka attach` and `qianka cancel`: what a person does with jobs that are there already.
 
 They follow the record of a stage, so they work whatever became of the config and the code since, submit nothing, and
 need no lock on the run.
 """
 
 import difflib
-import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from data.progress import read_progress
 from slurm import state
 from slurm.attach import Waiter, failure, interrupts_noted
-from slurm.attempt import LOGS, log_of, publish
+from slurm.attempt import publish
 from slurm.claim import Attached, find_job, see_out, withdraw
 from slurm.display import Display
 from slurm.judge import End
@@ -26,7 +24,6 @@ from workflow.stage import EXIT_CODES, found
 
 SUCCESSOR_SECONDS = 20.0
 """For the one who waits for a job to submit another one in its place."""
-TAIL_SECONDS = 0.2
 OVER = (Kind.ENDED, Kind.FINISHED)
 
 
@@ -36,7 +33,7 @@ def attach(run: str | None, stage: str | None) -> int:
     stage = find_stage(paths, stage)
     folder = paths.stage(stage).resolve()
     with interrupts_noted() as interrupts, Display(stage, None) as display:
-        record = _record(folder)
+        record = record_of(folder)
         while True:
             attached = Attached(record, folder / record.attempt, "re-attached")
             display.say(found(attached))
@@ -69,30 +66,9 @@ def cancel(run: str | None, stage: str | None) -> int:
             print(f"{name}: no job is under way")
             continue
         print(f"{name}: ending job {job_id}", flush=True)
-        record = _record(folder)
+        record = record_of(folder)
         see_out(folder, record)
         print(f"{name}: job {job_id} has ended; {left_behind(folder / record.attempt)}")
-    return 0
-
-
-def logs(run: str | None, stage: str | None, follow: bool, rank: int) -> int:
-    """Print the log of one rank of a stage's job, and what is added to it until the job ends. Returns the exit code."""
-    paths = find_run(run)
-    stage = find_stage(paths, stage, ended_too=True)
-    folder = paths.stage(stage).resolve()
-    record = _record(folder)
-    log = _log(folder, record, rank)
-    if not log.exists() and not follow:
-        raise ValueError(_no_log(folder, record, rank))
-    try:
-        for piece in _pieces(folder, rank) if follow else [log.read_bytes()]:
-            sys.stdout.buffer.write(piece)
-            sys.stdout.flush()
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:  # `| head`
-        sys.stderr.close()
-        return 0
     return 0
 
 
@@ -122,7 +98,7 @@ def find_stage(paths: RunPaths, name: str | None, ended_too: bool = False) -> st
     if active:
         return active[0]
     if ended_too and started:
-        return max(started, key=lambda stage: _record(paths.stage(stage)).submitted)
+        return max(started, key=lambda stage: record_of(paths.stage(stage)).submitted)
     raise ValueError(f"nothing of run {paths.name} is under way; `qianka status` shows where it stands")
 
 
@@ -133,10 +109,9 @@ def left_behind(attempt: Path) -> str:
         return "it had finished before, and the same command publishes its result"
     if reading is None:
         return "it had done nothing yet; the same command starts it again"
-    done = f"it had done {reading['done']} of {reading['total']} {reading['unit']}"
-    if steps:
-        done = f"{done}, and committed {steps[-1]}"
-    return f"{done}; the same command resumes it"
+    done = max(int(reading["done"]), steps[-1] if steps else 0)  # progress is not written at every step
+    said = f"it had done {done} of {reading['total']} {reading['unit']}"
+    return f"{said}{f', and committed {steps[-1]}' if steps else ''}; the same command resumes it"
 
 
 def _checkpoints(attempt: Path) -> list[int]:
@@ -148,7 +123,7 @@ def _has_record(paths: RunPaths, stage: str) -> bool:
     return paths.stage(stage).is_dir() and read_record(paths.stage(stage)) is not None
 
 
-def _record(folder: Path) -> Record:
+def record_of(folder: Path) -> Record:
     """The record of a stage that has one, with the id of its job even when nobody has noted it."""
     record = read_record(folder)
     assert record is not None, "the stage was found by its record"
@@ -161,7 +136,7 @@ def _under_way(paths: RunPaths) -> list[str]:
     for stage in INPUTS:
         folder = paths.stage(stage).resolve()
         if _has_record(paths, stage):
-            record = _record(folder)
+            record = record_of(folder)
             kind = Kind.ENDED if record.accepted else state.query(folder, record).kind
             if kind not in OVER or (kind is Kind.FINISHED and not paths.manifest(stage).exists()):
                 stages.append(stage)
@@ -175,58 +150,8 @@ def _successor(folder: Path, record: Record) -> Record | None:
         now = read_record(folder)
         if now and now.job_id and now.job_id != record.job_id:
             return now
-        time.sleep(TAIL_SECONDS)
+        time.sleep(0.2)
     return None
-
-
-def _log(folder: Path, record: Record, rank: int) -> Path:
-    first = log_of(folder / record.attempt, record.job_id)
-    return first.with_name(first.name.replace("_0_", f"_{rank}_"))
-
-
-def _no_log(folder: Path, record: Record, rank: int) -> str:
-    logs = (folder / record.attempt / LOGS).glob(f"{record.job_id}_*_log.out")
-    ranks = sorted(int(path.name.split("_")[1]) for path in logs)
-    if ranks:
-        return f"job {record.job_id} has no log of rank {rank}; its ranks are {ranks[0]} to {ranks[-1]}"
-    said = state.query(folder, record).text
-    return f"job {record.job_id} has no log yet: it {said}; with --follow the log is shown when it starts"
-
-
-def _pieces(folder: Path, rank: int) -> Iterator[bytes]:
-    """What is and will be in the log of a rank, of one job of the stage after the other, until the last has ended."""
-    record, offset = _record(folder), 0
-    over = _asks_seldom(folder)
-    while True:
-        last = over(record)  # asked before the log is read, so that nothing is missed
-        log = _log(folder, record, rank)
-        if log.exists():
-            with log.open("rb") as stream:
-                stream.seek(offset)
-                piece = stream.read()
-            offset += len(piece)
-            yield piece
-        now = _record(folder)
-        if now.job_id != record.job_id:
-            record, offset = now, 0
-        elif last:
-            if not log.exists():
-                raise ValueError(_no_log(folder, record, rank))
-            return
-        time.sleep(TAIL_SECONDS)
-
-
-def _asks_seldom(folder: Path) -> Callable[[Record], bool]:
-    """Whether the job of a record is over; Slurm is asked every few seconds, and not for every line."""
-    asked, answer = 0.0, False
-
-    def over(record: Record) -> bool:
-        nonlocal asked, answer
-        if time.monotonic() - asked > 3:
-            asked, answer = time.monotonic(), state.query(folder, record).kind in OVER
-        return answer
-
-    return over
 
 
 def _near(name: str, known: list[str]) -> str:
