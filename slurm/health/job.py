@@ -5,7 +5,6 @@ takes no other one with it.
 """
 
 import contextlib
-import json
 import os
 import secrets
 import shlex
@@ -13,9 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -23,8 +20,9 @@ from checkpoints.manifest import write_json
 from slurm.asked import Asked
 from slurm.check import check_slurm
 from slurm.config import SlurmConfig
+from slurm.health.collect import Limits, collect
 from slurm.health.finding import Finding
-from slurm.health.node import JOB, PRESENT, Plan, Report
+from slurm.health.node import JOB, Plan
 from slurm.nodelist import expand
 from slurm.queue import NoAnswer, SubmitError, ask
 from slurm.words import HELD, state_words, way_out
@@ -32,25 +30,14 @@ from slurm.words import HELD, state_words, way_out
 LEFT_OUT = ("dependency", "comment", "mail_user", "mail_type")
 """Options of the rl stage that are not for a job of minutes."""
 STAGE = "rl"
-ANSWER_SECONDS = 60.0
-"""From the start of the job: a cold Python from a shared file system starts in half of it."""
-NODE_SECONDS = 600.0
-POLL_SECONDS, QUEUE_SECONDS = 0.5, 2.0
+QUEUE_SECONDS = 2.0
 FOLDER = ".doctor-job-"
 OLD_SECONDS = 86400.0
-DRAIN = "ask the administrator to look at the node, and avoid it: slurm.additional.exclude"
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Seconds for a node's first sign of life, and for all that it does."""
-
-    answer: float = ANSWER_SECONDS
-    node: float = NODE_SECONDS
+USUAL = Limits()
 
 
 def examine_nodes(
-    config: SlurmConfig, above: Path, count: int, say: Callable[[str], None], limits: Limits = Limits()
+    config: SlurmConfig, above: Path, count: int, say: Callable[[str], None], limits: Limits = USUAL
 ) -> list[Finding]:
     """Findings of `count` nodes, and of those among them that gave no answer.
 
@@ -63,18 +50,19 @@ def examine_nodes(
     folder = above / f"{FOLDER}{os.getpid()}-{secrets.token_hex(4)}"
     folder.mkdir(mode=0o700)
     name = f"qianka-doctor-{secrets.token_hex(4)}"
-    steps: list[subprocess.Popen[bytes]] = []
+    steps: dict[str, subprocess.Popen[bytes]] = {}
     try:
         plan = Plan(slurm=config, cards=config.resources(STAGE).gpus_per_node, seconds=limits.node)
         write_json(folder / JOB, plan.model_dump())
         minutes = 2 + int((limits.answer + limits.node) // 60)
         job_id, nodes = allocate(of_doctor(config, count, minutes), name, folder, say)
-        steps += [start(config, job_id, node, folder) for node in nodes]
-        return _compare(_collect(folder, nodes, limits, say), nodes)
+        for node in nodes:
+            steps[node] = start(config, job_id, node, folder)
+        return collect(folder, steps, limits, say)
     finally:
         with contextlib.suppress(NoAnswer):
             ask("scancel", f"--name={name}")
-        for step in steps:
+        for step in steps.values():
             step.kill()
             step.wait()
         shutil.rmtree(folder, ignore_errors=True)
@@ -129,74 +117,16 @@ def allocate(config: SlurmConfig, name: str, folder: Path, say: Callable[[str], 
 def start(config: SlurmConfig, job_id: str, node: str, folder: Path) -> subprocess.Popen[bytes]:
     """One node's step."""
     program = shlex.join([sys.executable, "-P", "-m", "slurm.health", str(folder)])
-    step = ["--nodes=1", "--ntasks=1", f"--nodelist={node}", "--overlap", f"--output={folder}/step-{node}.log"]
+    step = ["--nodes=1", "--ntasks=1", f"--nodelist={node}", "--overlap"]
     script = "\n".join([*config.setup, f"exec {program}"])
-    return _start(["srun", f"--jobid={job_id}", *step, "bash", "-c", script], subprocess.DEVNULL)
+    with (folder / f"step-{node}.log").open("wb") as stream:
+        return _start(["srun", f"--jobid={job_id}", *step, "bash", "-c", script], stream)
 
 
-def _start(command: list[str], output: IO[bytes] | int) -> subprocess.Popen[bytes]:
+def _start(command: list[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
     """In a session of its own: the Ctrl-C is ours to take. What the job around us set is not for the new one."""
     ours = ("SLURM_", "SBATCH_", "SALLOC_", "SRUN_")
     env = {name: value for name, value in os.environ.items() if name == "SLURM_CONF" or not name.startswith(ours)}
     return subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env, start_new_session=True
     )
-
-
-def _collect(folder: Path, nodes: Sequence[str], limits: Limits, say: Callable[[str], None]) -> list[Finding]:
-    """Wait for the reports. Those who say hello in time are told of each other; nobody waits for the others."""
-    begin, last = time.monotonic(), ""
-    present: list[str] | None = None
-    while True:
-        waited = time.monotonic() - begin
-        hello = [node for node in nodes if (folder / f"hello-{node}.json").exists()]
-        if present is None and (len(hello) == len(nodes) or waited > limits.answer):
-            present = hello
-            entries = [json.loads((folder / f"hello-{node}.json").read_bytes()) for node in present]
-            write_json(folder / PRESENT, {"peers": entries})
-        reports = {node: _report(folder, node) for node in hello}
-        doing = Counter(report.doing or "done" for report in reports.values() if report)
-        now = ", ".join(f"{count} {what}" for what, count in doing.items())
-        if now != last:
-            say(f"{len(hello)} of {len(nodes)} nodes have answered: {now}")
-            last = now
-        at_work = [node for node in present or nodes if (report := reports.get(node)) is None or report.doing]
-        if present is not None and (not at_work or waited > limits.answer + limits.node):
-            return _findings(folder, nodes, present, reports, limits)
-        time.sleep(POLL_SECONDS)
-
-
-def _report(folder: Path, node: str) -> Report | None:
-    path = folder / f"node-{node}.json"
-    return Report.model_validate_json(path.read_bytes()) if path.exists() else None
-
-
-def _findings(
-    folder: Path, nodes: Sequence[str], present: Sequence[str], reports: dict[str, Report | None], limits: Limits
-) -> list[Finding]:
-    found: list[Finding] = []
-    for node in nodes:
-        report = reports.get(node)
-        if node not in present or report is None:
-            log = folder / f"step-{node}.log"
-            said = log.read_text(errors="replace").strip().splitlines()[-1:] if log.exists() else []
-            measured = " ".join([f"no answer within {limits.answer:g} s of the job's start", *said])
-            found.append(Finding("answer", node, "bad", measured, DRAIN))
-            continue
-        found += report.findings
-        if report.doing:
-            found.append(
-                Finding("answer", node, "bad", f"not done after {limits.node:g} s; it was at: {report.doing}", DRAIN)
-            )
-    return found
-
-
-def _compare(found: list[Finding], nodes: Sequence[str]) -> list[Finding]:
-    """One more line: whether the nodes have the same versions."""
-    versions = {finding.node: finding.measured for finding in found if finding.check == "versions"}
-    if len(set(versions.values())) < 2:
-        return found
-    usual, _ = Counter(versions.values()).most_common(1)[0]
-    odd = [node for node in nodes if versions.get(node, usual) != usual]
-    measured = f"another set than most: {', '.join(odd)}"
-    return [*found, Finding("same versions", odd[0], "bad", measured, "use one environment on a shared file system")]

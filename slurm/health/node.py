@@ -92,6 +92,8 @@ class Member:
         if not self.wait_for(self.folder / PRESENT):
             return
         present = [Peer(**entry) for entry in peers.read(self.folder / PRESENT)["peers"]]
+        if self.node not in {peer.node for peer in present}:  # too late
+            return
         self.found += self.among(present, me)
         self.report("all-reduce")
         self.found += self.reduce([peer.node for peer in present])
