@@ -30,7 +30,8 @@ def check_cards(node: str, wanted: int) -> list[Finding]:
     if found.kind in ("metax", "nvidia"):
         findings += [_links(node, found), _log(node)]
     wrong = vendor_builds(found.kind)
-    return findings + [Finding("vendor builds", node, "bad", text.partition(":")[0], text) for text in wrong]
+    parts = [text.partition(": ") for text in wrong]
+    return findings + [Finding("vendor builds", node, "bad", what, way_out) for what, _, way_out in parts]
 
 
 def judge_devices(node: str, found: Devices, wanted: int) -> list[Finding]:

@@ -90,7 +90,6 @@ def test_a_frozen_node_is_named_within_the_limit(cluster, tmp_path):
     bad = {finding.node: finding.measured for finding in found if finding.verdict == "bad"}
     # Either the time is up, or srun has given up before.
     assert list(bad) == ["mx3"] and bad["mx3"].startswith("no answer"), bad
-    print(bad)
     assert {finding.node for finding in found if finding.check == "locks between nodes"} == {"mx0", "mx1", "mx2"}
     assert list(tmp_path.iterdir()) == []
     cluster.script("wait-node", "mx3", "idle|mix|alloc|comp", "40")
