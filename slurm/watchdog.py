@@ -34,6 +34,8 @@ SILENT_SECONDS = 60.0
 PAUSE_SECONDS = 2.0
 """When this thread did not run for so much longer than it wanted to sleep, the whole process stood still, as after
 `scontrol suspend`, or a call in C held the lock and has returned. The time does not count."""
+SUSPEND_SECONDS = 5.0
+"""Slurm sends TSTP two seconds before it stops the ranks of a job that is suspended."""
 LAST_SECONDS = 5.0
 """Between the verdict and the exit, after which Slurm kills the others: they dump their stacks as well."""
 LOCK_SECONDS = 60.0
@@ -53,6 +55,7 @@ class Watchdog:
         self.attempt, self.place, self.job, self.job_file, self.roll = attempt, place, job, job_file, roll
         self.stall, self.slow = 60 * job_file.watch.stall_minutes, 60 * job_file.watch.slow_minutes
         self.began, self.ended = time.monotonic(), threading.Event()
+        self.no_timer_before = 0.0
         self.tick = min(PERIOD_SECONDS, self.stall / LOOKS, job.start_seconds / LOOKS)
         self.silent = min(SILENT_SECONDS, self.stall / 2)
         self.all_here, self.can_sign = place.world_size == 1, True
@@ -62,7 +65,8 @@ class Watchdog:
     def watch(self) -> None:
         """Until `ended` is set."""
         while True:
-            faulthandler.dump_traceback_later(self._limit() + LOCK_SECONDS, exit=True, file=self.stream)
+            if time.monotonic() >= self.no_timer_before:
+                faulthandler.dump_traceback_later(self._limit() + LOCK_SECONDS, exit=True, file=self.stream)
             before = time.monotonic()
             if self.ended.wait(self.tick):
                 return
@@ -73,6 +77,11 @@ class Watchdog:
                 self._call_roll()
             if self._age() > self._limit():
                 self._end_stalled()
+
+    def on_suspend(self, number: int, frame: FrameType | None) -> None:
+        """Put the timer away before the ranks are stopped: else it would ring as soon as they go on."""
+        self.no_timer_before = time.monotonic() + SUSPEND_SECONDS
+        faulthandler.cancel_dump_traceback_later()
 
     def close(self) -> None:
         """Put the timer away, and sign off."""
@@ -144,7 +153,9 @@ class Watchdog:
 def watched(attempt: Path, place: Place, job: Job, job_file: JobFile, roll: Path) -> Generator[None]:
     """Watch this rank for the length of the block."""
     watchdog = Watchdog(attempt, place, job, job_file, roll)
-    before = signal.signal(signal.SIGTSTP, _stand_still)
+    before = signal.getsignal(signal.SIGTSTP)
+    if place.starter != "hand":  # there it is a Ctrl-Z
+        signal.signal(signal.SIGTSTP, watchdog.on_suspend)
     thread = threading.Thread(target=watchdog.watch, name="watchdog", daemon=True)
     thread.start()
     try:
@@ -154,12 +165,6 @@ def watched(attempt: Path, place: Place, job: Job, job_file: JobFile, roll: Path
         thread.join()
         watchdog.close()
         signal.signal(signal.SIGTSTP, before)
-
-
-def _stand_still(number: int, frame: FrameType | None) -> None:
-    """Stop, as `scontrol suspend` or Ctrl-Z wants, without the timer, which would ring as soon as we go on."""
-    faulthandler.cancel_dump_traceback_later()
-    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def begin(attempt: Path, place: Place) -> Path:

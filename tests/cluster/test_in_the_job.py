@@ -87,7 +87,7 @@ class Stage:
 
     def is_over(self) -> None:
         """Wait until Slurm has freed the nodes."""
-        wait_for(lambda: not self.cluster.run("squeue", "-h", "-j", self.job_id()), "the nodes are free", 20)
+        wait_for(lambda: not self.cluster.run("squeue", "-h", "-j", self.job_id()), "the nodes are free", 40)
 
 
 @pytest.fixture(scope="module")
@@ -154,9 +154,14 @@ def test_a_rank_that_is_killed_ends_the_job_at_once_and_is_named(stage):
     assert re.search(rf"failed on rank 1 \({node}, job \d+\): .*killed", said), said
 
 
-def test_a_rank_that_stands_still_is_named_and_the_nodes_are_free(stage):
+def test_a_rank_that_stands_still_is_named_and_the_nodes_are_free_but_not_when_the_job_is_suspended(stage):
     stage.start(*ENDLESS, "slurm.watch.stall_minutes=0.1")
     stage.trains()
+    stage.cluster.run("scontrol", "suspend", stage.job_id())
+    time.sleep(8)
+    stage.cluster.run("scontrol", "resume", stage.job_id())
+    last = stage.committed()[-1]
+    wait_for(lambda: stage.committed()[-1] > last, "the job goes on after it was suspended")
     node = stage.cluster.job_nodes(stage.job_id())[1]
     stage.rank(1).suspend()
     began = time.monotonic()

@@ -111,6 +111,9 @@ def test_time_in_which_the_whole_process_stood_still_does_not_count(attempt, ran
     time.sleep(0.3)
     for process in both:
         process.send_signal(signal.SIGTSTP)
+    time.sleep(0.3)
+    for process in both:
+        process.send_signal(signal.SIGSTOP)
     time.sleep(3.5)  # longer than the limit, and than that of the timer in C
     for process in both:
         process.send_signal(signal.SIGCONT)
