@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,13 @@ def test_an_evaluation_that_was_stopped_goes_on_from_the_committed_rows(
     assert read_report(folder) == read_report(evaluated)
     progress = read_progress(folder)
     assert progress is not None and progress["done"] == progress["total"] and progress["first"] == 74
+
+
+def test_without_time_for_a_unit_it_is_not_begun(
+    config: StageConfig, inputs: dict[str, Result], evaluate_attempt: Callable[[], Path]
+) -> None:
+    with pytest.raises(Stopped, match=r"s are left, .* stopped before base-greedy"):
+        run(config, inputs, evaluate_attempt(), Job(ends_at=time.time() + 14))
 
 
 def test_torn_files_are_removed_and_their_unit_is_done_again(

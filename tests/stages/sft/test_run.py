@@ -125,6 +125,18 @@ def test_stopped_again_and_again_it_ends_with_the_weights_of_an_undisturbed_run(
     assert Result(stopped / NAME).manifest.metrics["tokens"] == Result(undisturbed / NAME).manifest.metrics["tokens"]
 
 
+def test_with_time_for_one_step_a_start_it_ends_with_the_weights_of_an_undisturbed_run(
+    config: Config, synth: Any, attempt: Attempt
+) -> None:
+    manifest, undisturbed, hurried = synth(), attempt("sft", {}), attempt("sft", {})
+    expected = train(config(steps=4), manifest, undisturbed)
+    for step in (1, 2, 3, 4):
+        with pytest.raises(Stopped, match=rf"s are left, a step takes .* and a save .*, committed step {step} of 4"):
+            train(config(steps=4), manifest, hurried, Job(ends_at=time.time() + 14))
+    assert train(config(steps=4), manifest, hurried) == expected
+    assert weights(hurried) == weights(undisturbed)
+
+
 def test_a_finished_training_without_a_manifest_is_only_exported(config: Config, synth: Any, attempt: Attempt) -> None:
     manifest, folder = synth(), attempt("sft", {})
     train(config(), manifest, folder)

@@ -1,4 +1,5 @@
 import threading
+import time
 
 import pyarrow.parquet as pq
 import pytest
@@ -148,6 +149,16 @@ def test_a_torn_block_and_one_of_other_code_are_made_again(config, synth, shards
     with_other_code = synth_run.describe(other)
     block = synth_run.plan_blocks(other)[4]
     synth_run.write_shard(block.path(folder), synth_run.make_block(other, block), with_other_code)
+    synth(config(), folder=folder)
+    assert shards(folder) == expected
+
+
+def test_with_time_for_one_block_a_start_the_shards_are_the_same(config, synth, shards, attempt):
+    expected, folder = shards(synth(config())), attempt("synth", {})
+    for blocks in (1, 2):
+        with pytest.raises(Stopped, match="s are left, .* stopped between two blocks"):
+            run(config(), {}, folder, Job(ends_at=time.time() + 14))
+        assert len(list((folder / "blocks").iterdir())) == blocks
     synth(config(), folder=folder)
     assert shards(folder) == expected
 
