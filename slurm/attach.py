@@ -31,7 +31,7 @@ SILENT_SECONDS = 15.0
 """An answer that takes longer is none, as far as a person is concerned."""
 CANCEL_SECONDS = 60.0
 """How long to see a cancelled job out; a second Ctrl-C leaves at once."""
-ONE_CTRL_C_SECONDS = 0.5
+ONE_CTRL_C_SECONDS = 1.5
 """Signals of one kind that come closer together are one: the terminal's, and that of the caller who passes it on."""
 LOG_TAIL_BYTES = 4096
 SHOWN_LINES = 15

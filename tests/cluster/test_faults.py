@@ -4,7 +4,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from pathlib import Path
 
 import psutil
@@ -63,18 +63,6 @@ def of_node(cluster, node: str) -> list[psutil.Process]:
     return [first, *first.children(recursive=True)]
 
 
-def requeue(sft: Sft) -> None:
-    sft.cluster.run("scontrol", "requeue", sft.job)
-
-
-def preempt(sft: Sft) -> None:
-    sft.cluster.submit("sleep 8", "--partition=urgent", "--nodes=4", "--exclusive")
-
-
-def crash(sft: Sft) -> None:
-    sft.cluster.script("kill-node", sft.cluster.job_nodes(sft.job)[1])
-
-
 @pytest.fixture
 def frozen() -> Generator[list[psutil.Process]]:
     """Processes that the test has stopped; they go on after it."""
@@ -85,17 +73,10 @@ def frozen() -> Generator[list[psutil.Process]]:
             process.send_signal(signal.SIGCONT)
 
 
-@pytest.mark.parametrize(
-    ("fault", "words"),
-    [
-        (requeue, "was requeued"),
-        (preempt, " to make room for job "),
-        (crash, "lost a node, which failed or does not answer: mx1"),
-    ],
-)
-def test_a_job_that_is_started_again_says_why_and_what_it_cost(sft, fault: Callable[[Sft], None], words: str):
-    fault(sft)
-    assert words in sft.goes_on()
+def test_a_job_that_is_preempted_says_for_which_one(sft):
+    """The loss of a node and a requeue are in test_stages.py."""
+    urgent = sft.cluster.submit("sleep 15", "--partition=urgent", "--nodes=4", "--exclusive")
+    assert f" to make room for job {urgent} (partition urgent), and committed first" in sft.goes_on()
 
 
 def test_a_node_that_freezes_is_named(sft, frozen):

@@ -170,6 +170,8 @@ def test_a_requeued_job_goes_on_at_the_committed_step(sft, undisturbed):
     sft.cluster.run("scontrol", "requeue", sft.job_id())
     said = sft.finish()
     assert "start 2" in said
+    assert "was requeued, and committed first (sft: asked to stop, committed step" in said
+    assert f"goes on from {sft.progress('first')} of 200 steps; 0 steps are done again" in said
     assert sft.progress("first") >= 20
     assert sft.jobs() == [sft.job_id()]
     assert losses(sft.folder) == undisturbed
@@ -178,7 +180,10 @@ def test_a_requeued_job_goes_on_at_the_committed_step(sft, undisturbed):
 def test_after_the_loss_of_a_node_the_job_goes_on_elsewhere(sft, undisturbed):
     lost = sft.cluster.job_nodes(sft.job_id())[1]
     sft.cluster.script("kill-node", lost)
-    assert "start 2" in sft.finish()
+    said = sft.finish()
+    assert "start 2" in said
+    assert f"lost a node, which failed or does not answer: {lost}" in said
+    assert f"goes on from {sft.progress('first')} of 200 steps; " in said
     assert sft.progress("first") >= 20
     assert losses(sft.folder) == undisturbed
 
