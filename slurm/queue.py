@@ -33,7 +33,7 @@ class QueueFull(SubmitError):
 FULL = re.compile(
     r"MaxSubmitJob|GrpSubmitJob|MaxJobCount|temporarily unable to accept|temporarily unavailable|timed out"
     r"|Unable to contact slurm controller|Zero Bytes were transmitted|Connection (refused|reset)|standby mode"
-    r"|Batch job submission failed: Job violates accounting/QOS policy",
+    r"|Batch job submission failed: Job violates accounting/QOS policy|not available \(inactive or drain\)",
     re.IGNORECASE,
 )
 """What sbatch says when another time may do."""

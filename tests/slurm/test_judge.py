@@ -65,6 +65,7 @@ def write_verdict(attempt: Path, why: str, **more: object) -> None:
         (SOON + "Slurm temporarily unable to accept job, sleeping and retrying", True),
         (SOON + "Socket timed out on send/recv operation", True),
         (SOON + "Unable to contact slurm controller (connect failure)", True),
+        (SOON + "Required partition not available (inactive or drain)", True),
         ("sbatch: error: QOSMaxCpuPerUserLimit\n" + SOON + "Job violates accounting/QOS policy (job ...)", False),
         ("sbatch: error: invalid partition specified: nope\n" + SOON + "Invalid partition name specified", False),
         (SOON + "Invalid account or account/partition combination specified", False),
