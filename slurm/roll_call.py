@@ -90,6 +90,11 @@ def read_roll(roll: Path) -> dict[int, Entry]:
     return {entry.rank: entry for entry in entries if entry}
 
 
+def ranks_in(roll: Path) -> set[int]:
+    """The ranks that have signed, from the names of the files: one look for all of them."""
+    return {int(path.stem) for path in roll.glob("*.json")}
+
+
 def has_begun(attempt: Path, job_id: str) -> bool:
     """Whether the first rank of a job has begun, in this start or an earlier one of which there is still a trace."""
     first = [_read(path) for path in (attempt / FOLDER).glob("*/0.json")]
@@ -115,11 +120,11 @@ def stuck(entries: Sequence[Entry], silent_seconds: float) -> Entry:
 
 
 def _read(path: Path) -> Entry | None:
-    """None when the file is gone, or still half-written after a moment."""
+    """None when the file is gone or cannot be read, or is still half-written after a moment."""
     for _ in range(5):
         try:
             return Entry.model_validate_json(path.read_bytes())
-        except FileNotFoundError:
+        except OSError:
             return None
         except ValidationError:
             time.sleep(0.02)

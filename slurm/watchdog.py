@@ -22,7 +22,7 @@ from data.job import Job
 from slurm.attempt import LOGS, JobFile
 from slurm.exclusions import exclude
 from slurm.place import Place
-from slurm.roll_call import PERIOD_SECONDS, Entry, missing, open_roll, read_roll, sign, stuck
+from slurm.roll_call import PERIOD_SECONDS, Entry, missing, open_roll, ranks_in, read_roll, sign, stuck
 from slurm.verdict import Verdict, write_verdict
 
 STALLED = 70
@@ -110,25 +110,33 @@ class Watchdog:
 
     def _call_roll(self) -> None:
         """The lowest of the ranks that are there says who is not, and whose nodes are avoided."""
-        present = read_roll(self.roll)
-        absent = missing(self.place, present)
-        self.all_here = not absent.ranks
-        if self.all_here or min(present, default=self.place.rank) != self.place.rank:
+        signed = ranks_in(self.roll)
+        self.all_here = len(signed) == self.place.world_size
+        if self.all_here or min(signed, default=self.place.rank) != self.place.rank:
             return
+        present = read_roll(self.roll)
+        if present.keys() != signed:  # one has come meanwhile, or writes its file: look again
+            return
+        absent = missing(self.place, present)
         minutes = f"{self.job_file.watch.start_minutes:g} minutes"
         message = f"{absent} did not start within {minutes} (slurm.watch.start_minutes)"
         if absent.nodes:
-            run = (self.attempt / self.job_file.run_folder).resolve()
-            exclude(run, absent.nodes, message, self.job_file.watch.exclude_hours)
+            try:
+                run = (self.attempt / self.job_file.run_folder).resolve()
+                exclude(run, absent.nodes, message, self.job_file.watch.exclude_hours)
+            except OSError as error:
+                say(f"{', '.join(absent.nodes)} cannot be noted as to be avoided: {error}")
         self._end(Verdict.of("node" if absent.nodes else "error", message, self.place, absent.nodes))
 
     def _end_stalled(self) -> NoReturn:
         """Name the rank for which the others wait, which is this one when there are no others."""
-        age = self._age()
-        self.stream.write(f"{self.place.node}, rank {self.place.rank}: {self.job.pulse.event!r} {age:.0f} s ago\n")
-        self.stream.write(_children())
-        self.stream.flush()
-        faulthandler.dump_traceback(file=self.stream, all_threads=True)
+        said_already = any(self.attempt.glob("verdict-*.json"))
+        try:
+            self._dump()
+        except OSError as error:
+            say(f"the stacks are not on disk: {error}")
+        if said_already:  # a thousand ranks need not read the files of a thousand ranks
+            self._exit()
         mine = entry_of(self.place, self.job, self.began)
         others = [entry for rank, entry in read_roll(self.roll).items() if rank != self.place.rank]
         found = stuck([mine, *others], self.silent)
@@ -145,8 +153,18 @@ class Watchdog:
     def _end(self, verdict: Verdict) -> NoReturn:
         write_verdict(self.attempt, verdict, self.place.rank)
         say(f"error: {verdict.message}")
+        self._exit()
+
+    def _exit(self) -> NoReturn:
         time.sleep(LAST_SECONDS)
         os._exit(STALLED)
+
+    def _dump(self) -> None:
+        age = self._age()
+        self.stream.write(f"{self.place.node}, rank {self.place.rank}: {self.job.pulse.event!r} {age:.0f} s ago\n")
+        self.stream.write(_children())
+        self.stream.flush()
+        faulthandler.dump_traceback(file=self.stream, all_threads=True)
 
 
 @contextmanager
