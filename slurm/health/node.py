@@ -14,11 +14,11 @@ from checkpoints.manifest import write_json
 from slurm.config import SlurmConfig
 from slurm.devices.read import kind_of_node
 from slurm.environment import plan
-from slurm.health import links, peers
+from slurm.health import links, peers, serve
 from slurm.health.cards import check_cards
 from slurm.health.files import check_files, check_space
 from slurm.health.finding import Finding, within
-from slurm.health.peers import Peer
+from slurm.health.serve import Peer
 from slurm.health.torch import COMPUTE_SECONDS, HANG, check_compute
 from slurm.health.versions import check_name, check_versions
 from slurm.topology.site import load
@@ -83,7 +83,7 @@ class Member:
             if setting.value is not None:
                 os.environ[setting.name] = setting.value
         token = secrets.token_hex(16)
-        me = Peer(node, peers.address_of(config.interface), peers.serve(self.folder, token), token)
+        me = Peer(node, serve.address_of(config.interface), serve.serve(self.folder, token), token)
         self.report("start")
         write_json(self.folder / f"hello-{node}.json", asdict(me))
         self.found += within(10, "own name", node, lambda: self.names(me))
@@ -91,7 +91,7 @@ class Member:
         self.report("the other nodes")
         if not self.wait_for(self.folder / PRESENT):
             return
-        present = [Peer(**entry) for entry in peers.read(self.folder / PRESENT)["peers"]]
+        present = [Peer(**entry) for entry in serve.read(self.folder / PRESENT)["peers"]]
         if self.node not in {peer.node for peer in present}:  # too late
             return
         self.found += self.among(present, me)
@@ -114,7 +114,7 @@ class Member:
         others = [peer for peer in present if peer.node != self.node]
         if not others:
             return [Finding("other nodes", self.node, "not run", "it is the only node")]
-        limit = max(PEERS_SECONDS, 2 * peers.CONNECT_SECONDS * len(others))
+        limit = max(PEERS_SECONDS, 2 * serve.CONNECT_SECONDS * len(others))
         found = within(limit, "connect", self.node, lambda: peers.check_connect(self.node, others))
         names = [peer.node for peer in present]
         following = present[(names.index(self.node) + 1) % len(present)]

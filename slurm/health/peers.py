@@ -1,144 +1,43 @@
 """Whether nodes can connect, see each other's files and locks, and have clocks that agree.
 
-Each node serves its peers on a port of its own. What one asks of another is done at once, so every time is measured
-on one clock.
+What one asks of another is done at once, so every time is measured on one clock.
 """
 
-import fcntl
-import json
-import os
-import socket
-import socketserver
-import threading
 import time
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-import psutil
-
-from checkpoints.manifest import write_json
 from slurm.health.files import LOCKS, is_locked, judge_clock
 from slurm.health.finding import Finding
+from slurm.health.serve import CONNECT_SECONDS, Connection, Peer
 
-CONNECT_SECONDS = 5.0
 VISIBLE_SECONDS = 60.0
 """NFS shows a new file after its attribute cache has expired: 60 s at most by default (acdirmax of nfs(5))."""
 SLOW_VISIBLE_SECONDS = 30.0
 PINGS = 10
-
-
-@dataclass(frozen=True)
-class Peer:
-    """How a node is reached, as it says itself in `hello-NODE.json`, which only the owner can read."""
-
-    node: str
-    address: str | None
-    """Of the configured interface; None without one."""
-    port: int
-    token: str
-
-    @property
-    def host(self) -> str:
-        """Where the trainer's ranks would look for it."""
-        return self.address or self.node
-
-
-def address_of(interface: str | None) -> str | None:
-    """This node's IPv4 address on an interface, of several the first; None when it has none there."""
-    found = psutil.net_if_addrs().get((interface or "").split(",")[0].strip(), [])
-    return next((each.address for each in found if each.family == socket.AF_INET), None)
-
-
-def read(path: Path) -> Any:
-    """A JSON file of another node."""
-    return json.loads(path.read_bytes())
-
-
-class _Server(socketserver.ThreadingTCPServer):
-    daemon_threads = True
-    address_family = socket.AF_INET
-
-    def __init__(self, folder: Path, token: str) -> None:
-        super().__init__(("", 0), _Handler)
-        self.folder, self.token = folder, token
-
-
-class _Handler(socketserver.StreamRequestHandler):
-    """One connection of a peer. A lock is held until the connection ends."""
-
-    server: _Server  # pyright: ignore[reportIncompatibleVariableOverride]
-
-    def handle(self) -> None:
-        for line in self.rfile:
-            asked = json.loads(line)
-            if asked.get("token") != self.server.token:
-                return
-            self.wfile.write(json.dumps(self.answer(asked["do"], asked.get("name", ""))).encode() + b"\n")
-
-    def answer(self, wish: str, name: str) -> dict[str, Any]:
-        if wish == "write":
-            write_json(self.server.folder / name, {})
-        if wish == "lock":
-            self.held = (self.server.folder / name).open("a")
-            fcntl.flock(self.held, fcntl.LOCK_EX)
-        return {"time": time.time()}
-
-    def finish(self) -> None:
-        if hasattr(self, "held"):
-            self.held.close()
-
-
-def serve(folder: Path, token: str) -> int:
-    """Serve the peers from a child process that ends with this one; returns the port."""
-    server, parent = _Server(folder, token), os.getpid()
-    if os.fork() == 0:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        while os.getppid() == parent:
-            time.sleep(0.2)
-        os._exit(0)
-    port = int(server.server_address[1])
-    server.server_close()
-    return port
-
-
-class Connection:
-    """A connection to a peer. Raises OSError when it cannot be made or is lost."""
-
-    def __init__(self, host: str, peer: Peer) -> None:
-        self.socket = socket.create_connection((host, peer.port), timeout=CONNECT_SECONDS)
-        self.stream = self.socket.makefile("rwb")
-        self.token = peer.token
-
-    def ask(self, wish: str, name: str = "") -> float:
-        """Have the peer do it, and return its clock afterwards."""
-        self.stream.write(json.dumps({"token": self.token, "do": wish, "name": name}).encode() + b"\n")
-        self.stream.flush()
-        line = self.stream.readline()
-        if not line:
-            raise ConnectionError("the peer hung up")
-        return float(json.loads(line)["time"])
-
-    def close(self) -> None:
-        """Hang up."""
-        self.stream.close()
-        self.socket.close()
+CONNECTIONS = 16
+"""At once."""
 
 
 def check_connect(node: str, peers: list[Peer]) -> list[Finding]:
     """Each peer can be connected to by the name that Slurm gives, and by the address of the interface."""
-    by_name = [_refusal(peer.node, peer) for peer in peers]
+    by_name = _refusals([(peer.node, peer) for peer in peers])
     found = [
         _connects(
             "connect by name", node, by_name, "make the names of all nodes resolve on all, or set slurm.interface"
         )
     ]
     if any(peer.address for peer in peers):
-        by_address = [_refusal(peer.host, peer) for peer in peers]
+        by_address = _refusals([(peer.host, peer) for peer in peers])
         found.append(
             _connects("connect by interface", node, by_address, "name another slurm.interface, or open the firewall")
         )
     return found
+
+
+def _refusals(ends: list[tuple[str, Peer]]) -> list[str]:
+    with ThreadPoolExecutor(CONNECTIONS) as pool:
+        return list(pool.map(lambda end: _refusal(*end), ends))
 
 
 def _refusal(host: str, peer: Peer) -> str:

@@ -1,17 +1,19 @@
 """Two nodes on one machine: what one asks, the other does; what one cannot reach is named."""
 
 import socket
+import time
 
 import pytest
 
 from slurm.health import peers
-from slurm.health.peers import Connection, Peer, check_clock, check_connect, check_shared_lock, check_visible
+from slurm.health.peers import check_clock, check_connect, check_shared_lock, check_visible
+from slurm.health.serve import Connection, Peer, serve
 
 
 @pytest.fixture
 def other(tmp_path):
     """A peer that serves `tmp_path`."""
-    return Peer("localhost", "127.0.0.1", peers.serve(tmp_path, "secret"), "secret")
+    return Peer("localhost", "127.0.0.1", serve(tmp_path, "secret"), "secret")
 
 
 def test_a_peer_is_reached_by_name_and_by_interface(other):
@@ -39,6 +41,16 @@ def test_the_clocks_of_one_machine_agree_to_within_what_was_measured(other):
     assert "known to 0.0" in finding.measured
 
 
+def test_a_clock_that_is_off_is_found_with_its_sign(tmp_path, monkeypatch):
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 100)
+    ahead = Peer("localhost", "127.0.0.1", serve(tmp_path, "secret"), "secret")  # a process with this clock
+    monkeypatch.undo()
+    (finding,) = check_clock("mx0", ahead)
+    assert finding.verdict == "bad"
+    assert finding.measured.startswith(("-100.0", "-99.9"))
+
+
 def test_a_file_of_a_peer_is_seen_and_its_lock_keeps_out(tmp_path, other):
     (visible,) = check_visible(tmp_path, "mx0", other)
     (lock,) = check_shared_lock(tmp_path, "mx0", other)
@@ -59,3 +71,6 @@ def test_nobody_is_served_without_the_token(other):
     stranger = Connection("127.0.0.1", Peer("localhost", None, other.port, "guessed"))
     with pytest.raises(ConnectionError):
         stranger.ask("time")
+    with socket.create_connection(("127.0.0.1", other.port), timeout=5) as noise:
+        noise.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert noise.recv(100) == b""
