@@ -169,13 +169,13 @@ def judge_clock(check: str, node: str, skew: float, uncertainty: float) -> Findi
     return Finding(check, node, "ok" if abs(skew) + uncertainty <= CLOCK_SECONDS else "unknown", measured)
 
 
-def check_space(folder: Path, node: str) -> list[Finding]:
-    """Free space and free inodes of the run folder, /tmp and /dev/shm. A quota shows only when a write fails."""
+def check_space(folder: Path | None, node: str) -> list[Finding]:
+    """Free space and free inodes of the run folder, where one is given, and of this node's /tmp and /dev/shm."""
+    places = {"run folder": folder} if folder else {}
     found: list[Finding] = []
-    for name, place in (("run folder", folder), ("/tmp", Path("/tmp")), ("/dev/shm", Path("/dev/shm"))):
-        found += within(
-            LIMIT_SECONDS, f"space of {name}", node, lambda name=name, place=place: [_space(name, place, node)]
-        )
+    for name, place in {**places, "/tmp": Path("/tmp"), "/dev/shm": Path("/dev/shm")}.items():
+        find = lambda name=name, place=place: [_space(name, place, node)]  # noqa: E731
+        found += within(LIMIT_SECONDS, f"space of {name}", node, find)
     return found
 
 

@@ -24,11 +24,11 @@ from slurm.place import Place
 from slurm.verdict import BadNode
 
 WITH_CARDS = ("metax", "nvidia")
+RUN_FOLDER = "run folder"
 FOLDER_SECONDS = 120.0
 """A parallel file system may stand still for a minute or two when one of its servers is replaced by another."""
-SHARED = ("space of run folder",)
 FULL = (REASONS[errno.ENOSPC], REASONS[errno.EDQUOT])
-"""What is no fault of the node: other nodes would find the same."""
+"""Of the run folder these are no fault of the node: others would find the same."""
 
 
 def preflight(place: Place, job_file: JobFile, attempt: Path) -> None:
@@ -45,8 +45,8 @@ def preflight(place: Place, job_file: JobFile, attempt: Path) -> None:
     bad = [finding for finding in found if finding.verdict == "bad"]
     if bad:
         what = "; ".join(f"{finding.check}: {finding.measured}" for finding in bad)
-        if all(finding.check in SHARED or finding.measured in FULL for finding in bad):
-            raise ValueError(f"{what}; {bad[0].way_out or 'make room, and the same command goes on'}")
+        if all(finding.check == RUN_FOLDER and finding.measured in FULL for finding in bad):
+            raise ValueError(f"{attempt}: {bad[0].measured}; make room, and the same command goes on")
         raise BadNode((place.node,), f"node {place.node}: {what}")
     if place.rank == 0:
         print(f"preflight: {place.node} is well as far as it shows ({time.monotonic() - begin:.1f} s)", flush=True)
@@ -54,12 +54,12 @@ def preflight(place: Place, job_file: JobFile, attempt: Path) -> None:
 
 def check_node(attempt: Path, node: str) -> list[Finding]:
     """Run folder, free space, and what the vendor's tool says of the cards. What is unknown is left to the job."""
-    found = within(FOLDER_SECONDS, "run folder", node, lambda: _write(attempt))
+    found = within(FOLDER_SECONDS, RUN_FOLDER, node, lambda: _write(attempt))
     if any(finding.verdict == "bad" for finding in found):
         return found
     return [
         *found,
-        *check_space(attempt, node),
+        *check_space(None, node),
         *within(CARDS_SECONDS, "cards", node, lambda: _cards(node)),
     ]
 
@@ -67,7 +67,7 @@ def check_node(attempt: Path, node: str) -> list[Finding]:
 def _write(folder: Path) -> list[Finding]:
     """Nothing, or the system's refusal. How long it takes is no fault of the node, within the limit."""
     with tempfile.NamedTemporaryFile(prefix=".preflight-", dir=folder) as stream:
-        stream.write(b"x")
+        stream.write(bytes(1 << 20))
         stream.flush()
         os.fsync(stream.fileno())
     return []

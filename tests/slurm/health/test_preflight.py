@@ -1,5 +1,6 @@
 """A large job looks at its nodes first: a bad one is named, and what is not the node's fault is not held against it."""
 
+import errno
 import json
 import os
 import sys
@@ -92,6 +93,16 @@ def test_a_run_folder_that_cannot_be_written_makes_a_bad_node(tmp_path):
 
 
 def test_a_full_run_folder_is_no_fault_of_the_node(tmp_path, monkeypatch):
-    monkeypatch.setitem(files.FREE_BYTES, "run folder", 1 << 60)
-    with pytest.raises(ValueError, match="make room in"):
+    def full(descriptor):
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(module, "check_space", lambda folder, node: [])
+    with pytest.raises(ValueError, match="your quota of this disk is used up; make room"):
+        preflight(place(), JOB, tmp_path)
+
+
+def test_a_full_disk_of_its_own_is_the_node_s_fault(tmp_path, monkeypatch):
+    monkeypatch.setitem(files.FREE_BYTES, "/tmp", 1 << 60)
+    with pytest.raises(BadNode, match="node mx0: space of /tmp"):
         preflight(place(), JOB, tmp_path)
