@@ -136,3 +136,17 @@ def test_without_accounting_a_job_that_squeue_has_forgotten_is_judged_by_the_dis
     again = life.qianka("stage", "sft", "tiny.yaml", env=env)
     assert again.ends() == 0, again.said()
     print(f"{time.monotonic() - start:.1f} s")
+
+
+def test_a_submit_that_slurm_does_not_take_is_repeated_until_it_does(life):
+    life.settings("additional: {begin: now+1hour}")
+    root = Path(os.environ["SLURM_CONF"]).parents[1]
+    os.kill(int((root / "run/slurmctld.pid").read_text()), signal.SIGKILL)
+    try:
+        command = life.qianka("stage", "synth", "tiny.yaml")
+        command.sees("synth: Slurm takes no job now, so it is asked again every 10 s", 120)
+    finally:
+        life.cluster.script("up")
+    command.sees("waits in the queue: its", 60)
+    assert life.jobs("synth") == [life.job("synth")]
+    assert command.tell(signal.SIGINT) == 130
