@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from data.progress import read_progress
+from slurm.exclusions import exclude
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -150,3 +151,20 @@ def test_a_submit_that_slurm_does_not_take_is_repeated_until_it_does(life):
     command.sees("waits in the queue: its", 60)
     assert life.jobs("synth") == [life.job("synth")]
     assert command.tell(signal.SIGINT) == 130
+
+
+def test_a_bad_node_is_named_and_the_next_job_avoids_it(life):
+    """A node on which the run failed before, but which was not avoided yet when the job was submitted."""
+    life.settings("additional: {begin: now+1hour}")
+    command = life.qianka("stage", "synth", "tiny.yaml")
+    command.sees("waits in the queue: its")
+    first = life.job("synth")
+    exclude(life.folder / "runs/tiny", ["mx0"], "a card fell off", 1)
+    life.release(first)
+    command.sees("synth: mx0 failed: this run avoids mx0 until ")
+    life.wait_for(lambda: life.job("synth") != first, "another job")
+    second = life.job("synth")
+    assert "ExcNodeList=mx0" in life.cluster.run("scontrol", "show", "job", second)
+    life.release(second)
+    assert command.ends() == 0, command.said()
+    assert life.jobs("synth") == [first, second]
