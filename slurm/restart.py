@@ -9,6 +9,7 @@ from slurm.verdict import Verdict
 
 TRIES, TRY_SECONDS = 6, 0.7
 """The accounting is a little behind the queue."""
+DRAINED = ("drain", "drng")
 SKEW_SECONDS = 60.0
 """Between the clocks of this machine and of Slurm's."""
 
@@ -44,10 +45,12 @@ def went_on(before: Reading, now: Reading) -> str:
 
 
 def _broken(nodes: str) -> dict[str, str]:
+    """Nodes that are gone; on one that is drained, jobs go on."""
     try:
-        return queue.broken_nodes(nodes) if nodes else {}
+        found = queue.broken_nodes(nodes) if nodes else {}
     except NoAnswer:
         return {}
+    return {node: state for node, state in found.items() if state.endswith("*") or not state.startswith(DRAINED)}
 
 
 def _rivals(nodes: str, since: float) -> list[str]:

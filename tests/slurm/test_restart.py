@@ -1,0 +1,67 @@
+"""Why a job starts again, from what sacct, sinfo and squeue say, and what it costs."""
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from slurm import restart
+from slurm.restart import went_on, why_again
+from slurm.verdict import Verdict
+
+SOON = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + 60))
+LONG_AGO = "2001-01-01T00:00:00"
+STOPPED = Verdict(why="stopped", message="step 9", rank=0, node="mx0", job_id="7", time=1, traceback="")
+
+
+@pytest.fixture
+def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Have the three commands print something; None takes their daemon away."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(restart, "TRY_SECONDS", 0.01)
+
+    def write(**texts: str | None) -> None:
+        for name in ("sacct", "sinfo", "squeue"):
+            text = texts.get(name)
+            (tmp_path / name).write_text("#!/bin/sh\n" + ("exit 1" if text is None else f"echo '{text}'") + "\n")
+            (tmp_path / name).chmod(0o755)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("texts", "verdict", "words"),
+    [
+        ({"sacct": f"{SOON}|PREEMPTED|mx0"}, None, "was preempted by a job of higher priority"),
+        (
+            {"sacct": f"{SOON}|PREEMPTED|mx0", "squeue": f"8 (partition x)|{SOON}"},
+            None,
+            "preempted to make room for job 8",
+        ),
+        ({"sacct": f"{SOON}|NODE_FAIL|mx0", "sinfo": "mx0|down*"}, None, "lost a node, .*: mx0 \\(down\\*\\)"),
+        ({"sacct": f"{SOON}|NODE_FAIL|mx0", "sinfo": "mx0|idle"}, None, "lost one of its nodes mx0"),
+        ({"sinfo": "mx0|drain"}, None, "was ended by the cluster"),
+        ({"sinfo": "mx0|drain*"}, None, "lost a node, .*: mx0 \\(drain\\*\\)"),
+        (
+            {"sacct": f"{SOON}|REQUEUED|mx0", "sinfo": "mx0|mix"},
+            STOPPED,
+            "was requeued, and committed first \\(step 9\\)",
+        ),
+        ({"sacct": f"{SOON}|REQUEUED|mx0"}, None, "was requeued; Slurm"),
+        ({"sacct": f"{LONG_AGO}|PREEMPTED|mx0"}, None, "was ended by the cluster"),
+        ({}, STOPPED, "was requeued, and committed first"),
+        ({}, None, "was ended by the cluster, which starts it again"),
+    ],
+)
+def test_why_a_job_starts_again(says, texts, verdict, words):
+    says(**texts)
+    line = why_again("7", "mx0", time.time(), verdict)
+    assert re.search(words, line), line
+
+
+def test_what_a_restart_has_cost():
+    reading = {"total": 100, "unit": "steps", "time": 1, "started": 1, "message": ""}
+    before, now = {**reading, "done": 57, "first": 0}, {**reading, "done": 50, "first": 50}
+    assert went_on(before, now) == "goes on from 50 of 100 steps; 7 steps are done again"
+    assert "; 0 blocks are done again" in went_on(before, {**now, "unit": "blocks"})
