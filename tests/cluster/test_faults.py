@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import time
 from collections.abc import Generator
 from pathlib import Path
 
@@ -38,16 +37,13 @@ class Sft:
         return int(self.reading()["done"])
 
     def goes_on(self) -> str:
-        """Wait until another start has done steps; how many were lost, and what was said of the fault."""
+        """Wait until another start goes on from a committed step; return what was said of the fault."""
         self.command.sees(" steps are done again", 120)
         said = self.command.said()
-        first, lost = map(
-            int, re.search(r"goes on from (\d+) of 100000 steps; (\d+) steps are done again", said).groups()
-        )
+        first = int(re.search(r"goes on from (\d+) of 100000 steps; \d+ steps are done again", said)[1])
         assert first >= 20
         assert self.reading()["first"] == first
         line = next(line for line in said.splitlines() if f"job {self.job} " in line and "Slurm starts" in line)
-        print(f"{line} | {lost} steps lost")
         assert self.life.jobs("sft") == [self.job]
         return line
 
@@ -122,7 +118,7 @@ def test_a_job_that_waits_says_for_what_and_ends_when_it_waits_for_nothing(life)
     assert not life.cluster.mine()
 
 
-def test_without_accounting_a_job_that_squeue_has_forgotten_is_judged_by_the_disk(life, tmp_path):
+def test_without_accounting_stages_end_as_ever(life, tmp_path):
     conf = Path(os.environ["SLURM_CONF"]).read_text()
     without = tmp_path / "etc/slurm.conf"
     without.parent.mkdir()
@@ -133,10 +129,8 @@ def test_without_accounting_a_job_that_squeue_has_forgotten_is_judged_by_the_dis
     env = {"SLURM_CONF": str(without)}
     first = life.qianka("stage", "synth", "tiny.yaml", env=env)
     assert first.ends() == 0, first.said()
-    start = time.monotonic()
     again = life.qianka("stage", "sft", "tiny.yaml", env=env)
     assert again.ends() == 0, again.said()
-    print(f"{time.monotonic() - start:.1f} s")
 
 
 def test_a_submit_that_slurm_does_not_take_is_repeated_until_it_does(life):
