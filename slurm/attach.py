@@ -125,6 +125,8 @@ class Waiter:
 
     def _heard(self, silent: bool) -> None:
         """Say when Slurm ceases to answer, and when it does again."""
+        if self.record.executor == "local":
+            return
         if silent and not self.silent_since:
             self.silent_since = time.strftime("%H:%M:%S")
             self.display.say(f"Slurm does not answer since {self.silent_since}; the job goes on without it")
