@@ -21,7 +21,7 @@ from slurm.claim import Attached
 from slurm.display import Display
 from slurm.judge import End, Judge
 from slurm.queue import NoAnswer
-from slurm.restart import went_on, why_again
+from slurm.restart import made_room, went_on, why_again
 from slurm.state import Kind, State
 from slurm.verdict import explain, read_verdict
 
@@ -83,7 +83,8 @@ class Waiter:
         self.ran = 0.0
         """Unix time at which the job was last seen to run; 0 while it waits for its first start, or for another one."""
         self.silent_since = ""
-        self.why: Future[str] | None = None
+        self.news: list[Future[str]] = []
+        """What is being asked about the job, to be told when it is known."""
 
     def wait(self) -> End:
         """Until the job has ended or a signal says otherwise. Publishing is the caller's."""
@@ -142,7 +143,10 @@ class Waiter:
         rose = said.restarts is not None and self.restarts is not None and said.restarts > self.restarts
         if self.ran and (rose or found.kind is Kind.RETURNING):
             nodes, ran, verdict = self.nodes, self.ran, read_verdict(self.attempt)
-            self.why, self.ran = in_background(lambda: why_again(job_id, nodes, ran, verdict)), 0.0
+            self.news.append(in_background(lambda: why_again(job_id, nodes, ran, verdict)))
+            if verdict and verdict.why == "stopped":
+                self.news.append(in_background(lambda: made_room(job_id, nodes, ran)))
+            self.ran = 0.0
             self.before = self.before or read_progress(self.attempt)
         self.restarts = self.restarts if said.restarts is None else said.restarts
         if found.is_running:
@@ -150,9 +154,10 @@ class Waiter:
 
     def _show(self) -> None:
         """The log, how far the job is, and what is known by now of why it starts again."""
-        if self.why is not None and self.why.done():
-            self.display.say(f"job {self.record.job_id} {self.why.result()}")
-            self.why = None
+        for known in [news for news in self.news if news.done()]:
+            self.news.remove(known)
+            if known.result():
+                self.display.say(f"job {self.record.job_id} {known.result()}")
         reading = read_progress(self.attempt)
         if self.before and reading and self.before["started"] != reading["started"]:
             self.display.say(went_on(self.before, reading))

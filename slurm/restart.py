@@ -9,6 +9,8 @@ from slurm.verdict import Verdict
 
 TRIES, TRY_SECONDS = 6, 0.7
 """The accounting is a little behind the queue."""
+ROOM_TRIES, ROOM_SECONDS = 15, 2.0
+"""Slurm cleans up on nodes before it starts another job there."""
 DRAINED = ("drain", "drng")
 SKEW_SECONDS = 60.0
 """Between the clocks of this machine and of Slurm's."""
@@ -16,25 +18,40 @@ SKEW_SECONDS = 60.0
 
 def why_again(job_id: str, nodes: str, since: float, verdict: Verdict | None) -> str:
     """One line on why the job that ran on `nodes` at the Unix time `since` has to start again."""
-    said, broken, rivals = None, dict[str, str](), list[str]()
+    said, broken = None, dict[str, str]()
     for _ in range(TRIES):
-        said, broken, rivals = _last_start(job_id, since), _broken(nodes), _rivals(nodes, since)
-        if broken or rivals or (said is not None and said.word != "REQUEUED"):
+        said, broken = _last_start(job_id, since), _broken(nodes)
+        if broken or said is not None:
             break
         time.sleep(TRY_SECONDS)
-    room = f" to make room for job {rivals[0]}" if rivals else ""
     if said and said.word == "PREEMPTED":
-        return f"was preempted{room or ' by a job of higher priority'}; Slurm starts it again"
+        return "was preempted by a job of higher priority; Slurm starts it again"
     if broken:
         named = ", ".join(f"{node} ({state})" for node, state in broken.items())
         return f"lost a node, which failed or does not answer: {named}; Slurm starts the job again elsewhere"
     if said and said.word == "NODE_FAIL":
         return f"lost one of its nodes {nodes}, which has failed; Slurm starts the job again"
     if verdict and verdict.why == "stopped":
-        return f"was requeued{room}, and committed first ({verdict.message}); Slurm starts it again"
+        return f"was requeued, and committed first ({verdict.message}); Slurm starts it again"
     if said and said.word == "REQUEUED":
-        return f"was requeued{room}; Slurm starts it again"
+        return "was requeued; Slurm starts it again"
     return "was ended by the cluster, which starts it again"
+
+
+def made_room(job_id: str, nodes: str, since: float) -> str:
+    """For which job this one was preempted, if one starts on its nodes within a while; else nothing.
+
+    A job that is told of a preemption has itself requeued, and then Slurm calls it no preemption.
+    """
+    for _ in range(ROOM_TRIES):
+        try:
+            rivals = [job for job in queue.runs_there_since(nodes, since - 5) if job.split()[0] != job_id]
+        except NoAnswer:
+            rivals = []
+        if rivals:
+            return f"has made room for job {rivals[0]}"
+        time.sleep(ROOM_SECONDS)
+    return ""
 
 
 def went_on(before: Reading, now: Reading) -> str:
@@ -51,14 +68,6 @@ def _broken(nodes: str) -> dict[str, str]:
     except NoAnswer:
         return {}
     return {node: state for node, state in found.items() if state.endswith("*") or not state.startswith(DRAINED)}
-
-
-def _rivals(nodes: str, since: float) -> list[str]:
-    """A job that is told of a preemption has itself requeued, and then Slurm calls it no preemption."""
-    try:
-        return queue.runs_there_since(nodes, since) if nodes else []
-    except NoAnswer:
-        return []
 
 
 def _last_start(job_id: str, since: float) -> Said | None:

@@ -73,7 +73,8 @@ def frozen() -> Generator[list[psutil.Process]]:
 def test_a_job_that_is_preempted_says_for_which_one(sft):
     """The loss of a node and a requeue are in test_stages.py."""
     urgent = sft.cluster.submit("sleep 15", "--partition=urgent", "--nodes=4", "--exclusive")
-    assert f" to make room for job {urgent} (partition urgent), and committed first" in sft.goes_on()
+    sft.command.sees(f"sft: job {sft.job} has made room for job {urgent} (partition urgent)")
+    assert "was requeued, and committed first (sft: asked to stop" in sft.goes_on()
 
 
 def test_a_node_that_freezes_is_named(sft, frozen):

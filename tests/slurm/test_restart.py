@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slurm import restart
-from slurm.restart import went_on, why_again
+from slurm.restart import made_room, went_on, why_again
 from slurm.verdict import Verdict
 
 SOON = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + 60))
@@ -34,11 +34,6 @@ def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     ("texts", "verdict", "words"),
     [
         ({"sacct": f"{SOON}|PREEMPTED|mx0"}, None, "was preempted by a job of higher priority"),
-        (
-            {"sacct": f"{SOON}|PREEMPTED|mx0", "squeue": f"8 (partition x)|{SOON}"},
-            None,
-            "preempted to make room for job 8",
-        ),
         ({"sacct": f"{SOON}|NODE_FAIL|mx0", "sinfo": "mx0|down*"}, None, "lost a node, .*: mx0 \\(down\\*\\)"),
         ({"sacct": f"{SOON}|NODE_FAIL|mx0", "sinfo": "mx0|idle"}, None, "lost one of its nodes mx0"),
         ({"sinfo": "mx0|drain"}, None, "was ended by the cluster"),
@@ -58,6 +53,15 @@ def test_why_a_job_starts_again(says, texts, verdict, words):
     says(**texts)
     line = why_again("7", "mx0", time.time(), verdict)
     assert re.search(words, line), line
+
+
+def test_for_whom_a_job_made_room(says, monkeypatch):
+    monkeypatch.setattr(restart, "ROOM_SECONDS", 0.01)
+    says(squeue=f"8 (partition urgent)|{SOON}")
+    assert made_room("7", "mx0", time.time()) == "has made room for job 8 (partition urgent)"
+    for squeue in (None, f"7 (partition batch)|{SOON}", f"8 (partition urgent)|{LONG_AGO}"):
+        says(squeue=squeue)
+        assert made_room("7", "mx0", time.time()) == ""
 
 
 def test_what_a_restart_has_cost():
