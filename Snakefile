@@ -1,7 +1,7 @@
 # The pipeline: synth -> sft -> rl -> evaluate, one rule file a stage. `snakemake --cores 2` runs it all.
 import sys
 
-from slurm.callers import end_with_callers, pass_signals_on
+from slurm.wait.callers import end_with_callers, pass_signals_on
 from workflow.config import load
 from workflow.force import Force
 from workflow.paths import RunPaths

@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass
 class Pulse:
-    """A rank's last sign of life. The watchdog (`slurm.watchdog`) looks at it from a thread of its own."""
+    """A rank's last sign of life. The watchdog (`slurm.inside.watchdog`) looks at it from a thread of its own."""
 
     event: str = "start"
     at: float = field(default_factory=time.monotonic)

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Literal
 
 from checkpoints.manifest import digest
-from slurm import local, queue, submit
+from slurm.ask import submit
 from slurm.attempt import LOGS, Request, is_cancelled, mark_cancelled, open_attempt
+from slurm.query import queue
 from slurm.record import FILE as RECORD
 from slurm.record import Record, attempts, is_finished, read_record, record_lock, write_record
-from slurm.state import Kind, cancel, query
 from slurm.verdict import clear_verdicts
+from slurm.wait import local
+from slurm.wait.state import Kind, cancel, query
 
 SEE_OUT_SECONDS = 120.0
 """For a cancelled job to end: Slurm kills it KillWait (30 s by default) after it was told."""

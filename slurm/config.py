@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
 
 from data.section import Section
-from slurm.options import HIDE, SECRET, Value, check_additional, check_setup, one_line
+from slurm.ask.options import HIDE, SECRET, Value, check_additional, check_setup, one_line
 
 Text = Annotated[str, AfterValidator(one_line)]
 

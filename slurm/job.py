@@ -1,6 +1,6 @@
 """Inside the job: build the `Job`, check the inputs, run the stage, and say how it ended. Every rank runs this.
 
-Started by submitit (`slurm.submit.StageCall`), by `srun` or `torchrun` as `python -m slurm.job ATTEMPT_FOLDER`, or by
+Started by submitit (`slurm.ask.submit`), by `srun` or `torchrun` as `python -m slurm.job ATTEMPT_FOLDER`, or by
 hand in the same way for one process. torch is imported by the stage, not here.
 """
 
@@ -22,12 +22,12 @@ from types import FrameType
 from checkpoints.disk import trouble
 from checkpoints.manifest import ATTEMPT, NAME, Provenance, Result
 from data.job import Job, Stopped
-from slurm import environment, watchdog
 from slurm.attempt import JobFile, read_job_file
 from slurm.devices.read import kind_of_node
 from slurm.exclusions import FILE, exclude, excluded
 from slurm.fingerprint import PACKAGES, ROOT
-from slurm.place import Place, make_job, read_place
+from slurm.inside import environment, watchdog
+from slurm.inside.place import Place, make_job, read_place
 from slurm.verdict import BadNode, Verdict, clear_verdict, write_verdict
 
 STOPPED, FAILED = 75, 1

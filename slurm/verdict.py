@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict
 
 from checkpoints.manifest import write_json
 from slurm.attempt import LOGS, log_of
-from slurm.nodelist import expand
-from slurm.place import Place
+from slurm.inside.place import Place
+from slurm.query.nodelist import expand
 
 Why = Literal["stopped", "mistake", "node", "error"]
 KILLED = {
@@ -108,7 +108,7 @@ def _killed(log: Path, job_id: str) -> Verdict | None:
 
 
 def _stuck(attempt: Path, job_id: str) -> Verdict | None:
-    """The rank that only faulthandler's timer could end (`slurm.watchdog`): it has left stacks, and no verdict."""
+    """The rank that only the timer of `slurm.inside.watchdog` could end: it has left stacks, and no verdict."""
     for path in sorted((attempt / LOGS).glob(f"{job_id}_*_stacks.txt")):
         if path.stat().st_size:
             rank = int(path.stem.split("_")[-2])

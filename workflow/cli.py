@@ -35,7 +35,7 @@ Stage = Annotated[
 def mistakes_shown() -> Generator[None]:
     """End with one message and exit code 2 where the user can mend it, 1 where the cluster must."""
     from checkpoints.disk import trouble
-    from slurm.queue import NoAnswer, SubmitError
+    from slurm.query.queue import NoAnswer, SubmitError
 
     try:
         yield

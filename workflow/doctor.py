@@ -22,8 +22,8 @@ from slurm.health.job import STAGE, examine_nodes
 from slurm.health.node import check_alone
 from slurm.health.torch import COMPUTE_SECONDS, check_tokenizer
 from slurm.health.versions import check_name
-from slurm.nodelist import fold
-from slurm.queue import is_here
+from slurm.query.nodelist import fold
+from slurm.query.queue import is_here
 from workflow.config import RunConfig
 from workflow.paths import RunPaths
 
@@ -103,7 +103,7 @@ def avoided(config: RunConfig) -> list[Finding]:
 def check_variables(config: RunConfig, node: str) -> list[Finding]:
     """The variables of cards and network as a rank that is started from here sees them, each with its source."""
     from slurm.devices.read import kind_of_node
-    from slurm.environment import describe
+    from slurm.inside.environment import describe
 
     try:
         rows = describe(config.slurm.environment, config.slurm.interface, kind_of_node())
@@ -128,8 +128,8 @@ def check_grader(config: RunConfig, node: str) -> list[Finding]:
 
 def check_site(node: str) -> list[Finding]:
     """What this cluster limits: said, not judged; a run's own wishes are checked before each submit."""
-    from slurm.check import limits_of_jobs
-    from slurm.facts import gather
+    from slurm.ask.check import limits_of_jobs
+    from slurm.query.facts import gather
 
     facts = gather()
     if facts.partitions is None:

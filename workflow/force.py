@@ -4,7 +4,7 @@ import os
 import sys
 from typing import Any
 
-from slurm.callers import WATCHED
+from slurm.wait.callers import WATCHED
 from workflow.config import RunConfig
 from workflow.plan import stale
 

@@ -9,14 +9,14 @@ import time
 from pathlib import Path
 
 from data.progress import read_progress
-from slurm import state
-from slurm.attach import Waiter, failure, interrupts_noted
 from slurm.attempt import publish
 from slurm.claim import Attached, find_job, see_out, withdraw
-from slurm.display import Display
-from slurm.judge import End
 from slurm.record import Record, is_finished, read_record
-from slurm.state import Kind
+from slurm.wait import state
+from slurm.wait.attach import Waiter, failure, interrupts_noted
+from slurm.wait.display import Display
+from slurm.wait.judge import End
+from slurm.wait.state import Kind
 from workflow.config import INPUTS
 from workflow.paths import RUNS, RunPaths, known_runs
 from workflow.request import shown

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 
-from slurm import state
 from slurm.attempt import LOGS, log_of
-from slurm.background import in_background
 from slurm.record import Record
-from slurm.state import Kind
+from slurm.wait import state
+from slurm.wait.background import in_background
+from slurm.wait.state import Kind
 from workflow.jobs import OVER, find_run, find_stage, record_of
 
 TAIL_SECONDS = 0.2

@@ -7,12 +7,12 @@ from typing import Any
 
 from checkpoints.manifest import Manifest, Result
 from data.progress import read_progress
-from slurm import state
 from slurm.attempt import JOB, read_job_file
 from slurm.fingerprint import code_digest, code_files, code_version
-from slurm.queue import NoAnswer
+from slurm.query.queue import NoAnswer
 from slurm.record import read_record
-from slurm.state import Kind
+from slurm.wait import state
+from slurm.wait.state import Kind
 from workflow.config import INPUTS, RunConfig
 from workflow.paths import RunPaths
 from workflow.request import file_digests, leaves

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from checkpoints.commit import commit
 from checkpoints.disk import REASONS
-from slurm.queue import choose_executor
+from slurm.query.queue import choose_executor
 from stages.environments.config import RowsConfig
 from workflow.config import INPUTS, RunConfig
 from workflow.paths import RunPaths
@@ -67,7 +67,7 @@ def check_algorithm(run: RunConfig) -> None:
 
 def check_resources(run: RunConfig) -> None:
     """The executor is there and can give the shape that is asked for, and the environment comes in time."""
-    from slurm.environment import check_environment
+    from slurm.inside.environment import check_environment
 
     check_environment(run.slurm.environment)
     check_shards(run)
@@ -99,7 +99,7 @@ def check_cluster(run: RunConfig, stages: Sequence[str]) -> None:
     """Slurm has what the jobs of `stages` ask for, and what will make them wait is said."""
     if not stages:
         return
-    from slurm.check import check_slurm
+    from slurm.ask.check import check_slurm
 
     for note in check_slurm(run.slurm, stages, RunPaths(run.name).folder.resolve()):
         print(f"note: {note}", file=sys.stderr)

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from checkpoints.manifest import write_json
-from slurm.callers import watch_me
 from slurm.lock import hold, let_go
-from slurm.queue import NoAnswer, choose_executor
+from slurm.query.queue import NoAnswer, choose_executor
 from slurm.record import accept, read_record
-from slurm.state import Kind, query
+from slurm.wait.callers import watch_me
+from slurm.wait.state import Kind, query
 from workflow.config import INPUTS, RunConfig
 from workflow.paths import RunPaths
 from workflow.plan import make_plan

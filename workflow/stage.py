@@ -6,14 +6,14 @@ import time
 from pathlib import Path
 
 from data.progress import read_progress
-from slurm.attach import Waiter, failure, interrupts_noted
 from slurm.attempt import Request, publish
-from slurm.callers import WATCHED, callers_alive
 from slurm.claim import Attached, Withdrawn, submit_or_attach, take_over, withdraw
-from slurm.display import Display
-from slurm.judge import End
-from slurm.queue import NoAnswer, QueueFull
+from slurm.query.queue import NoAnswer, QueueFull
 from slurm.record import accept, is_finished, read_record
+from slurm.wait.attach import Waiter, failure, interrupts_noted
+from slurm.wait.callers import WATCHED, callers_alive
+from slurm.wait.display import Display
+from slurm.wait.judge import End
 from workflow.config import RunConfig
 from workflow.paths import RunPaths
 from workflow.request import make_request

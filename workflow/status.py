@@ -10,12 +10,12 @@ from rich.tree import Tree
 
 from checkpoints.manifest import Manifest, Result
 from data.progress import read_progress
-from slurm import state
-from slurm.display import pace
-from slurm.queue import NoAnswer
+from slurm.query.queue import NoAnswer
 from slurm.record import Record, is_finished, read_record
-from slurm.state import Kind
 from slurm.verdict import explain
+from slurm.wait import state
+from slurm.wait.display import pace
+from slurm.wait.state import Kind
 from workflow.config import INPUTS
 from workflow.paths import RunPaths
 

@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import IO
 
 from checkpoints.manifest import write_json
-from slurm.asked import Asked
-from slurm.check import check_slurm
+from slurm.ask.asked import Asked
+from slurm.ask.check import check_slurm
 from slurm.config import SlurmConfig
 from slurm.health.collect import Limits, collect
 from slurm.health.finding import Finding
 from slurm.health.node import JOB, Plan
-from slurm.nodelist import expand
-from slurm.queue import NoAnswer, SubmitError, ask
-from slurm.words import HELD, state_words, way_out
+from slurm.query.nodelist import expand
+from slurm.query.queue import NoAnswer, SubmitError, ask
+from slurm.query.words import HELD, state_words, way_out
 
 LEFT_OUT = ("dependency", "comment", "mail_user", "mail_type")
 """Options of the rl stage that are not for a job of minutes."""

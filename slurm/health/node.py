@@ -13,7 +13,6 @@ from pydantic import BaseModel, ConfigDict
 from checkpoints.manifest import write_json
 from slurm.config import SlurmConfig
 from slurm.devices.read import kind_of_node
-from slurm.environment import plan
 from slurm.health import links, peers, serve
 from slurm.health.cards import check_cards
 from slurm.health.files import check_files, check_space
@@ -21,6 +20,7 @@ from slurm.health.finding import Finding, within
 from slurm.health.serve import Peer
 from slurm.health.torch import COMPUTE_SECONDS, HANG, check_compute
 from slurm.health.versions import check_name, check_versions
+from slurm.inside.environment import plan
 from slurm.topology.site import load
 
 CARDS_SECONDS = 90.0

@@ -20,7 +20,7 @@ from slurm.health.files import check_space
 from slurm.health.finding import Finding, within
 from slurm.health.node import CARDS_SECONDS
 from slurm.health.torch import COMPUTE_SECONDS, ask
-from slurm.place import Place
+from slurm.inside.place import Place
 from slurm.verdict import BadNode
 
 WITH_CARDS = ("metax", "nvidia")

@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Iterator
 
-from slurm.nodelist import fold
+from slurm.query.nodelist import fold
 from slurm.topology.cluster import Network, Node, ask_slurm
 from slurm.topology.site import Topology
 

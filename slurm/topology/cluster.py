@@ -3,8 +3,8 @@
 import re
 from dataclasses import dataclass
 
-from slurm.nodelist import expand
-from slurm.queue import NoAnswer, ask
+from slurm.query.nodelist import expand
+from slurm.query.queue import NoAnswer, ask
 
 GPU = re.compile(r"(?:^|,)(?:gres/)?gpu(?::[^,:(]+)?:(\d+)")
 """gpu:8, gpu:c550:8(S:0-1), and several of them."""
@@ -96,7 +96,7 @@ def _listed(text: str) -> tuple[str, ...]:
 
 
 def ask_slurm(seconds: float = 60) -> tuple[dict[str, Node], Network]:
-    """Nodes and network, each asked for with a limit of `seconds`. Raises `slurm.queue.NoAnswer`."""
+    """Nodes and network, each asked for with a limit of `seconds`. Raises `slurm.query.queue.NoAnswer`."""
     nodes = read_nodes("\n".join(ask("scontrol", "show", "node", "--oneliner", seconds=seconds)))
     try:
         return nodes, read_topology("\n".join(ask("scontrol", "show", "topology", seconds=seconds)))

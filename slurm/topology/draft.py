@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import yaml
 
-from slurm.nodelist import fold
+from slurm.query.nodelist import fold
 from slurm.topology.cluster import Network, Node, Part, ask_slurm
 
 UNPLACED = "in none of them, so left out; give them a place if jobs run there"
@@ -25,7 +25,7 @@ nics: [] # for people: which network cards a node has, and which is used for wha
 
 
 def draft() -> str:
-    """The text of a topology file for this cluster. Raises `slurm.queue.NoAnswer` when Slurm does not answer."""
+    """The text of a topology file for this cluster. Raises `slurm.query.queue.NoAnswer` when Slurm does not answer."""
     return draft_from(*ask_slurm())
 
 

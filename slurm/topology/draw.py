@@ -6,7 +6,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from slurm.nodelist import fold
+from slurm.query.nodelist import fold
 from slurm.topology.plan import Plan
 from slurm.topology.site import LEVELS, Supernode
 

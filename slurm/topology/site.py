@@ -10,7 +10,7 @@ import yaml
 from pydantic import BeforeValidator, Field, PositiveInt, ValidationError, model_validator
 
 from data.section import Section
-from slurm.nodelist import expand
+from slurm.query.nodelist import expand
 
 Level = Literal["island", "node", "supernode", "between_supernodes", "between_pods"]
 """How far apart two cards are: the smallest of these that holds both."""

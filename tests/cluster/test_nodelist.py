@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from slurm.nodelist import expand
+from slurm.query.nodelist import expand
 
 NAMES = st.from_regex(r"\A[a-z]{1,3}-?\Z")
 WIDTHS = st.integers(1, 4)

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from slurm.answers import read_words
+from slurm.ask.check import check_slurm
+from slurm.ask.submit import submit_to_slurm
 from slurm.attempt import open_attempt
-from slurm.check import check_slurm
 from slurm.config import ResourcesConfig, SlurmConfig
 from slurm.exclusions import exclude
-from slurm.queue import SubmitError
-from slurm.submit import submit_to_slurm
+from slurm.query.answers import read_words
+from slurm.query.queue import SubmitError
 from workflow.config import load
 from workflow.request import make_request
 

@@ -7,8 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm import check, trial
-from slurm.answers import (
+from slurm.ask import check, trial
+from slurm.ask.asked import Asked
+from slurm.ask.check import check_slurm, feature_names, limits_of_jobs
+from slurm.ask.trial import keys_meant
+from slurm.config import SlurmConfig
+from slurm.query.answers import (
     Association,
     Limits,
     Node,
@@ -22,11 +26,7 @@ from slurm.answers import (
     read_settings,
     read_words,
 )
-from slurm.asked import Asked
-from slurm.check import check_slurm, feature_names, limits_of_jobs
-from slurm.config import SlurmConfig
-from slurm.facts import Facts
-from slurm.trial import keys_meant
+from slurm.query.facts import Facts
 
 PARTITIONS = {
     "22.05": """\

@@ -1,6 +1,6 @@
 import sys
 
-from slurm.display import Display, clock, pace, seconds_left
+from slurm.wait.display import Display, clock, pace, seconds_left
 
 READING = {"done": 30, "total": 100, "first": 10, "unit": "steps", "message": "loss 1", "started": 100.0, "time": 110.0}
 

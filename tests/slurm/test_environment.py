@@ -8,7 +8,7 @@ import pytest
 from slurm.attempt import JobFile
 from slurm.claim import take_over
 from slurm.config import Variable
-from slurm.environment import apply, describe, plan, tasks_on_node
+from slurm.inside.environment import apply, describe, plan, tasks_on_node
 from slurm.verdict import read_verdict
 from workflow.config import load
 from workflow.preflight import check_config

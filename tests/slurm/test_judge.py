@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from slurm import judge
 from slurm.claim import Withdrawn, submit_or_attach, withdraw
 from slurm.config import SlurmConfig, WatchConfig
 from slurm.exclusions import excluded
-from slurm.judge import End, Judge
-from slurm.queue import QueueFull, SubmitError, submit_error
-from slurm.state import query
+from slurm.query.queue import QueueFull, SubmitError, submit_error
+from slurm.wait import judge
+from slurm.wait.judge import End, Judge
+from slurm.wait.state import query
 
 ON_SLURM = SlurmConfig(executor="slurm", watch=WatchConfig(start_minutes=0.01))
 SOON = "sbatch: error: Batch job submission failed: "

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm.nodelist import expand, expand_counts, fold
+from slurm.query.nodelist import expand, expand_counts, fold
 
 
 @pytest.mark.parametrize(

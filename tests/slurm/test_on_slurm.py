@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 
 from checkpoints.manifest import NAME
-from slurm import local, submit
-from slurm.attach import Waiter, failure
+from slurm.ask import submit
 from slurm.claim import submit_or_attach, take_over
 from slurm.config import ResourcesConfig, SlurmConfig
-from slurm.display import Display
-from slurm.judge import ENDED_SECONDS, End
-from slurm.queue import NoAnswer, QueueFull, SubmitError
+from slurm.query.queue import NoAnswer, QueueFull, SubmitError
 from slurm.record import accept, read_record, write_record
+from slurm.wait import local
+from slurm.wait.attach import Waiter, failure
+from slurm.wait.display import Display
+from slurm.wait.judge import ENDED_SECONDS, End
 
 ON_SLURM = SlurmConfig(executor="slurm")
 
@@ -121,7 +122,7 @@ def test_a_job_that_the_cluster_starts_again_is_waited_for(request_for, jobs, kn
 
 
 def test_a_lost_job_that_does_not_come_back_has_a_successor(request_for, jobs, knob, wait_for, fake_slurm, monkeypatch):
-    monkeypatch.setattr("slurm.judge.FINAL_SECONDS", 1.0)
+    monkeypatch.setattr("slurm.wait.judge.FINAL_SECONDS", 1.0)
     knob("held")
     attached = submit_or_attach(request_for(slurm=ON_SLURM))
     fake_slurm.save({**jobs()[0], "state": "NODE_FAIL"})
@@ -226,7 +227,7 @@ def test_a_job_whose_submitter_was_killed_inside_submitit_runs_all_the_same(
 
 
 def test_ranks_that_go_on_after_one_has_failed_are_ended(request_for, jobs, knob, wait_for, fake_slurm, monkeypatch):
-    monkeypatch.setattr("slurm.judge.STRAGGLER_SECONDS", {"mistake": 0.5, "error": 0.5})
+    monkeypatch.setattr("slurm.wait.judge.STRAGGLER_SECONDS", {"mistake": 0.5, "error": 0.5})
     knob("held")
     attached = submit_or_attach(request_for(slurm=ON_SLURM))
     fake_slurm.save({**jobs()[0], "state": "RUNNING"})
@@ -240,7 +241,7 @@ def test_ranks_that_go_on_after_one_has_failed_are_ended(request_for, jobs, knob
 def test_a_job_that_waits_for_its_next_start_is_not_ended_for_what_the_last_one_said(
     request_for, jobs, knob, wait_for, fake_slurm, monkeypatch
 ):
-    monkeypatch.setattr("slurm.judge.STRAGGLER_SECONDS", {"mistake": 0.3, "error": 0.3})
+    monkeypatch.setattr("slurm.wait.judge.STRAGGLER_SECONDS", {"mistake": 0.3, "error": 0.3})
     held = knob("held")
     attached = submit_or_attach(request_for(slurm=ON_SLURM))
     why = {"why": "error", "message": "peer gone", "rank": 0, "node": "mx1", "job_id": "1", "time": 1, "traceback": ""}

@@ -1,7 +1,7 @@
 import time
 
 from slurm.attempt import JobFile
-from slurm.place import ends_at, make_job, read_place
+from slurm.inside.place import ends_at, make_job, read_place
 
 JOB_FILE = JobFile(run="r", inputs={}, files={}, code={}, interface="eth7", minutes=10, tasks_per_node=1, cpus=3)
 SLURM = {

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm import restart
-from slurm.restart import made_room, went_on, why_again
 from slurm.verdict import Verdict
+from slurm.wait import restart
+from slurm.wait.restart import made_room, went_on, why_again
 
 SOON = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + 60))
 LONG_AGO = "2001-01-01T00:00:00"

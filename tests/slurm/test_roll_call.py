@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm.place import Place
-from slurm.roll_call import Entry, has_begun, missing, open_roll, read_roll, sign, stuck
+from slurm.inside.place import Place
+from slurm.inside.roll_call import Entry, has_begun, missing, open_roll, read_roll, sign, stuck
 
 PLACE = Place("slurm", 0, 8, 0, "mx0", "42", 0, "slurm-42-0-0", None, {"mx0": 4, "mx1": 4})
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import submitit
 
+from slurm.ask.submit import slurm_parameters
 from slurm.config import ResourcesConfig, SlurmConfig
 from slurm.exclusions import exclude
-from slurm.submit import slurm_parameters
 
 ROOT = Path(__file__).parents[2]
 EXPECTED = """\

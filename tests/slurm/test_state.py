@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from checkpoints.manifest import NAME
-from slurm.queue import NoAnswer, find_by_name
+from slurm.query.queue import NoAnswer, find_by_name
 from slurm.record import Record
-from slurm.state import Kind, query
+from slurm.wait.state import Kind, query
 
 RECORD = Record(
     stage="rl", fingerprint="abc", number=1, executor="slurm", job_name="n", host="h", submitted=0, job_id="7"

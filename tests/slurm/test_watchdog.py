@@ -10,17 +10,17 @@ import pytest
 
 from slurm.attempt import LOGS
 from slurm.exclusions import excluded
-from slurm.roll_call import FOLDER
+from slurm.inside.roll_call import FOLDER
+from slurm.inside.watchdog import STALLED
 from slurm.verdict import explain, read_verdict
-from slurm.watchdog import STALLED
 
 RANK = """
 import ctypes, os, signal, sys, time
 from pathlib import Path
-from slurm import watchdog
+from slurm.inside import watchdog
 from slurm.attempt import JobFile
 from slurm.config import WatchConfig
-from slurm.place import Place, make_job
+from slurm.inside.place import Place, make_job
 from data.job import Job
 
 def worked_on():  # its name is in the stacks

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm.words import REASONS, STATES, is_held, reason_words, state_words, way_out
+from slurm.query.words import REASONS, STATES, is_held, reason_words, state_words, way_out
 
 
 @pytest.mark.parametrize(

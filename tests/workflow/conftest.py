@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from checkpoints.manifest import commit_manifest
-from slurm.callers import WATCHED
 from slurm.attempt import publish
 from slurm.claim import take_over
 from slurm.record import accept, read_record, write_record
+from slurm.wait.callers import WATCHED
 from workflow.config import INPUTS, load
 from workflow.paths import RunPaths
 from workflow.request import make_request

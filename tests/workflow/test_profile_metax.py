@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 
 from slurm.config import SlurmConfig, Variable
-from slurm.environment import check_environment, plan
+from slurm.inside.environment import check_environment, plan
 from workflow.config import load
 from workflow.doctor import check_variables
 

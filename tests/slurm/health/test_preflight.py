@@ -11,7 +11,7 @@ from slurm.attempt import JobFile
 from slurm.health import files
 from slurm.health import preflight as module
 from slurm.health.preflight import preflight
-from slurm.place import Place
+from slurm.inside.place import Place
 from slurm.verdict import BadNode
 
 JOB = JobFile(run="r", inputs={}, files={}, code={}, minutes=1, tasks_per_node=1, cpus=1)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from slurm.attempt import JobFile
-from slurm.place import make_job, read_place
+from slurm.inside.place import make_job, read_place
 
 SITE = """\
 cards: 8

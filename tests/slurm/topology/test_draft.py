@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm.queue import NoAnswer
+from slurm.query.queue import NoAnswer
 from slurm.topology import agree
 from slurm.topology.cluster import Network, read_nodes, read_topology
 from slurm.topology.draft import draft, draft_from

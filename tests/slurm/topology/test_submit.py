@@ -2,8 +2,8 @@
 
 import pytest
 
+from slurm.ask.submit import slurm_parameters
 from slurm.exclusions import exclude
-from slurm.submit import slurm_parameters
 from workflow.config import load
 from workflow.request import make_request
 

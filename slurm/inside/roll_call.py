@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from slurm.place import Place
+from slurm.inside.place import Place
 
 FOLDER = "roll"
 PERIOD_SECONDS = 10.0

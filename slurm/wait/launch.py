@@ -3,10 +3,10 @@
 import re
 from pathlib import Path
 
-from slurm import queue
 from slurm.attempt import LOGS
-from slurm.nodelist import expand
-from slurm.queue import NoAnswer
+from slurm.query import queue
+from slurm.query.nodelist import expand
+from slurm.query.queue import NoAnswer
 
 ERRORS = (
     re.compile(r"Task launch for StepId=\S+ failed on node (\S+?):? "),

@@ -13,17 +13,17 @@ from contextlib import contextmanager
 from types import FrameType
 
 from data.progress import read_progress
-from slurm import state
 from slurm.attempt import is_cancelled, log_of, mark_cancelled
-from slurm.background import in_background
-from slurm.callers import callers_alive
 from slurm.claim import Attached
-from slurm.display import Display
-from slurm.judge import End, Judge
-from slurm.queue import NoAnswer
-from slurm.restart import made_room, went_on, why_again
-from slurm.state import Kind, State
+from slurm.query.queue import NoAnswer
 from slurm.verdict import explain, read_verdict
+from slurm.wait import state
+from slurm.wait.background import in_background
+from slurm.wait.callers import callers_alive
+from slurm.wait.display import Display
+from slurm.wait.judge import End, Judge
+from slurm.wait.restart import made_room, went_on, why_again
+from slurm.wait.state import Kind, State
 
 TICK_SECONDS = 0.1
 FASTEST_POLL_SECONDS, SLOWEST_POLL_SECONDS = 0.5, 10.0

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from slurm import local, queue
-from slurm.queue import NoAnswer, Said
+from slurm.query import queue
+from slurm.query.queue import NoAnswer, Said
+from slurm.query.words import state_words
 from slurm.record import Record, is_finished
-from slurm.words import state_words
+from slurm.wait import local
 
 
 class Kind(Enum):

@@ -2,10 +2,10 @@
 
 import time
 
-from slurm import queue
-from slurm.display import Reading
-from slurm.queue import NoAnswer, Said
+from slurm.query import queue
+from slurm.query.queue import NoAnswer, Said
 from slurm.verdict import Verdict
+from slurm.wait.display import Reading
 
 TRIES, TRY_SECONDS = 6, 0.7
 """The accounting is a little behind the queue."""

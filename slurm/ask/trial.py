@@ -6,9 +6,9 @@ import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from slurm.asked import Asked
-from slurm.facts import SECONDS, Facts
-from slurm.queue import QueueFull, submit_error
+from slurm.ask.asked import Asked
+from slurm.query.facts import SECONDS, Facts
+from slurm.query.queue import QueueFull, submit_error
 
 PASSES = re.compile(
     r"nodes? (are|is) busy|not available \(|not available now|Job dependency|configuration source|munge|authentication",

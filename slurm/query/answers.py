@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from slurm.queue import BROKEN
+from slurm.query.queue import BROKEN
 
 ASSOCIATIONS = ("Account", "Partition", "QOS", "DefaultQOS", "MaxWall", "MaxJobs", "MaxSubmit")
 QOS = ("Name", "Flags", "MaxWall", "MaxJobsPU", "MaxSubmitPU")

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from slurm.ask.options import Value
 from slurm.config import ResourcesConfig, SlurmConfig
 from slurm.exclusions import Exclusion, excluded
-from slurm.options import Value
 
 INHERITED = {f"SBATCH_{name.upper()}": name for name in ("account", "partition", "qos", "reservation")}
 """What a user or a site may set for every submit. sbatch would put it over the batch script, so over the config."""

@@ -1,6 +1,6 @@
 """A thread in each rank that ends the job when nothing moves, and says who hangs where.
 
-It keeps the rank's file of the roll (`slurm.roll_call`), looks once whether all ranks have started, and looks at
+It keeps the rank's file of the roll (`slurm.inside.roll_call`), looks once whether all ranks have started, and looks at
 `Job.pulse`. A call in C that holds the interpreter's lock stops this thread too, so faulthandler's own timer, which
 needs no lock, is wound up again at each look.
 """
@@ -21,8 +21,8 @@ import psutil
 from data.job import Job
 from slurm.attempt import LOGS, JobFile
 from slurm.exclusions import exclude
-from slurm.place import Place
-from slurm.roll_call import PERIOD_SECONDS, Entry, missing, open_roll, ranks_in, read_roll, sign, stuck
+from slurm.inside.place import Place
+from slurm.inside.roll_call import PERIOD_SECONDS, Entry, missing, open_roll, ranks_in, read_roll, sign, stuck
 from slurm.verdict import Verdict, write_verdict
 
 STALLED = 70

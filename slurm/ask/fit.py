@@ -3,9 +3,9 @@
 import time
 from collections.abc import Callable, Iterator
 
-from slurm.answers import Node
-from slurm.asked import Asked
-from slurm.nodelist import expand
+from slurm.ask.asked import Asked
+from slurm.query.answers import Node
+from slurm.query.nodelist import expand
 
 Need = tuple[str, Callable[[Node], bool]]
 """What is asked of each node, as the end of a sentence, and whether a node has it."""

@@ -10,7 +10,7 @@ from slurm.attempt import JobFile
 from slurm.config import Variable
 from slurm.devices.device import Kind
 from slurm.devices.read import count_cards, torch_version
-from slurm.nodelist import expand_counts
+from slurm.query.nodelist import expand_counts
 
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "MACA_VISIBLE_DEVICES")
 """vLLM and Ray read the first, MACA and RLinf the second (docs/profile-metax.md)."""

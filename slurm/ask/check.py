@@ -4,14 +4,14 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from slurm.answers import Limits, Partition
-from slurm.asked import Asked, listed
+from slurm.ask.asked import Asked, listed
+from slurm.ask.fit import in_service, too_few
+from slurm.ask.trial import trials
 from slurm.config import SlurmConfig
-from slurm.facts import SECONDS, Facts, gather
-from slurm.fit import in_service, too_few
-from slurm.nodelist import expand
-from slurm.queue import NoAnswer, ask
-from slurm.trial import trials
+from slurm.query.answers import Limits, Partition
+from slurm.query.facts import SECONDS, Facts, gather
+from slurm.query.nodelist import expand
+from slurm.query.queue import NoAnswer, ask
 
 DEPENDENCY = re.compile(r"(?<=:)(\d+)")
 OPERATORS = re.compile(r"\*\d+|[&|,\[\]()!\"]")

@@ -6,17 +6,17 @@ from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 
-from slurm import state
 from slurm.attempt import is_cancelled, read_job_file
-from slurm.background import in_background
 from slurm.exclusions import exclude
-from slurm.launch import blamed_by_srun, blamed_for_silence
-from slurm.queue import NoAnswer
+from slurm.inside.roll_call import has_begun
+from slurm.query.queue import NoAnswer
+from slurm.query.words import is_held, way_out
 from slurm.record import Record
-from slurm.roll_call import has_begun
-from slurm.state import Kind, State
 from slurm.verdict import explain, read_verdict
-from slurm.words import is_held, way_out
+from slurm.wait import state
+from slurm.wait.background import in_background
+from slurm.wait.launch import blamed_by_srun, blamed_for_silence
+from slurm.wait.state import Kind, State
 
 RETURN_SECONDS = 900.0
 """How long a job that the cluster ended, or holds, may take to be in the queue again."""

@@ -10,7 +10,7 @@ from types import FrameType
 
 import psutil
 
-from slurm.local import is_alive
+from slurm.wait.local import is_alive
 
 WATCHED = "QIANKA_CALLERS"
 """Variable with the process ids of the callers: when one of them is gone, nobody waits for the result."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from data.job import Job
 from slurm.attempt import JobFile
-from slurm.nodelist import expand, expand_counts
+from slurm.query.nodelist import expand, expand_counts
 from slurm.topology.allocation import place_task
 
 RENDEZVOUS = "rendezvous"

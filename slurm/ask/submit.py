@@ -13,12 +13,12 @@ import submitit
 from submitit.core.utils import FailedJobError, JobPaths
 from submitit.helpers import clean_env
 
-from slurm.asked import Asked
+from slurm.ask.asked import Asked
+from slurm.ask.options import Value
 from slurm.attempt import LOGS, Request
 from slurm.exclusions import FILE, excluded
 from slurm.job import run_stage
-from slurm.options import Value
-from slurm.queue import QueueFull, SubmitError, submit_error
+from slurm.query.queue import QueueFull, SubmitError, submit_error
 
 KEPT = ("SLURM_CONF",)
 """All else of Slurm's in the environment belongs to the job we are in."""

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from slurm.answers import (
+from slurm.query.answers import (
     ASSOCIATIONS,
     QOS,
     Association,
@@ -20,7 +20,7 @@ from slurm.answers import (
     read_reservations,
     read_settings,
 )
-from slurm.queue import NoAnswer, ask
+from slurm.query.queue import NoAnswer, ask
 
 SECONDS = 2.0
 """For an answer; what does not come in this time is unknown."""
