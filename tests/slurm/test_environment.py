@@ -94,7 +94,7 @@ def test_two_processes_on_one_card_need_macas_leave():
 
 
 def test_macas_leave_is_also_there_where_only_torch_tells_the_vendor(monkeypatch):
-    monkeypatch.setattr("slurm.environment.torch_version", lambda: "2.10.0+metax3.8.0.7")
+    monkeypatch.setattr("slurm.inside.environment.torch_version", lambda: "2.10.0+metax3.8.0.7")
     env = {"SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_GPUS_ON_NODE": "1"}
     apply(job_file(), "unknown", env)
     assert env["MACA_MPS_MODE"] == "1"
@@ -172,7 +172,7 @@ def test_the_description_has_what_is_set_and_what_was_there():
 
 
 def test_the_environment_is_set_without_torch():
-    code = "import sys, slurm.environment; print('torch' in sys.modules)"
+    code = "import sys, slurm.inside.environment; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"
 
 
