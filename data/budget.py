@@ -47,7 +47,7 @@ class Budget:
         """`folder` is the attempt's. ValueError when start after start runs out of time before it commits anything."""
         self.job, self.path, self.ends_at = job, folder / FILE, job.ends_at
         self.steps: deque[float] = deque(maxlen=RECENT_STEPS)
-        self.began = self.asked = time.monotonic()
+        self.began, self.asked = self._clock(), time.monotonic()
         self.saving, self.spent = 0.0, False
         self.known = _read(self.path)
         if self._counts:
@@ -57,29 +57,33 @@ class Budget:
     def _counts(self) -> bool:
         return self.job.is_first and self.ends_at is not None
 
+    def _clock(self) -> float:
+        """Monotonic seconds in which the job was not suspended."""
+        return time.monotonic() - self.job.pulse.paused
+
     def measured(self, steps: Iterable[Item], name: Callable[[Item], str] = "step {}".format) -> Generator[Item]:
         """Hand out `steps` one by one, and measure each until the next one without the saves in it.
 
         The first one, in which kernels are compiled and buffers made, tells nothing of the others.
         """
-        self.began = time.monotonic()
+        self.began = self._clock()
         for index, step in enumerate(steps):
             self.job.beat(name(step))
             yield step
             if index == 0:
                 self.job.pulse.has_started()
             else:
-                self.steps.append(time.monotonic() - self.began - self.saving)
-            self.began, self.saving = time.monotonic(), 0.0
+                self.steps.append(self._clock() - self.began - self.saving)
+            self.began, self.saving = self._clock(), 0.0
 
     @contextmanager
     def save(self, step: int | str) -> Generator[None]:
         """Measure a save, and note that something is committed."""
-        began, self.known.longest_step = time.monotonic(), self._step_seconds()
+        began, self.known.longest_step = self._clock(), self._step_seconds()
         self._write()
         with self.job.slow(f"save of {step}"):
             yield
-        self.saving = time.monotonic() - began
+        self.saving = self._clock() - began
         self.known.saves = [*self.known.saves, self.saving][-RECENT_SAVES:]
         self.known.in_vain, self.known.ends_at = 0, math.inf  # this start was not in vain
         self._write()
@@ -113,7 +117,7 @@ class Budget:
         return f"{self.seconds_left():.0f} s are left, a step takes up to {step:.1f} s and a save {save:.1f} s"
 
     def _step_seconds(self) -> float:
-        return max([time.monotonic() - self.began - self.saving, *self.steps])
+        return max([self._clock() - self.began - self.saving, *self.steps])
 
     def _save_seconds(self) -> float:
         return max(self.known.saves, default=0.0)

@@ -18,6 +18,8 @@ class Pulse:
     """How many long operations are under way, inside one another."""
     starting: bool = True
     """Up to the end of the first step: imports, loading, compiling."""
+    paused: float = 0.0
+    """Seconds in which the scheduler had suspended the job."""
 
     @property
     def is_slow(self) -> bool:

@@ -7,13 +7,14 @@ needs no lock, is wound up again at each look.
 
 import faulthandler
 import os
+import select
 import signal
+import socket
 import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn
 
 import psutil
@@ -35,7 +36,9 @@ PAUSE_SECONDS = 2.0
 """When this thread did not run for so much longer than it wanted to sleep, the whole process stood still, as after
 `scontrol suspend`, or a call in C held the lock and has returned. The time does not count."""
 SUSPEND_SECONDS = 5.0
-"""Slurm sends TSTP two seconds before it stops the ranks of a job that is suspended."""
+"""Slurm sends TSTP two seconds before it stops the ranks of a job that is suspended. For so long this thread looks often,
+so that it knows how long they stood still."""
+OFTEN_SECONDS = 0.5
 LAST_SECONDS = 5.0
 """Between the verdict and the exit, after which Slurm kills the others: they dump their stacks as well."""
 LOCK_SECONDS = 60.0
@@ -54,8 +57,10 @@ class Watchdog:
         """`roll` is the folder of this start."""
         self.attempt, self.place, self.job, self.job_file, self.roll = attempt, place, job, job_file, roll
         self.stall, self.slow = 60 * job_file.watch.stall_minutes, 60 * job_file.watch.slow_minutes
-        self.began, self.ended = time.monotonic(), threading.Event()
-        self.no_timer_before = 0.0
+        self.began, self.no_timer_before = time.monotonic(), 0.0
+        self.ended = False
+        self.ear, self.mouth = socket.socketpair()
+        self.mouth.setblocking(False)
         self.tick = min(PERIOD_SECONDS, self.stall / LOOKS, job.start_seconds / LOOKS)
         self.silent = min(SILENT_SECONDS, self.stall / 2)
         self.all_here, self.can_sign = place.world_size == 1, True
@@ -63,29 +68,50 @@ class Watchdog:
         self.stream = self.stacks.open("w")
 
     def watch(self) -> None:
-        """Until `ended` is set."""
+        """Until `end` is called."""
         while True:
-            if time.monotonic() >= self.no_timer_before:
-                faulthandler.dump_traceback_later(self._limit() + LOCK_SECONDS, exit=True, file=self.stream)
             before = time.monotonic()
-            if self.ended.wait(self.tick):
+            is_suspended = before < self.no_timer_before
+            if not is_suspended:
+                faulthandler.dump_traceback_later(self._limit() + LOCK_SECONDS, exit=True, file=self.stream)
+            tick = min(self.tick, OFTEN_SECONDS) if is_suspended else self.tick
+            self._listen(tick)
+            if self.ended:
                 return
-            if time.monotonic() - before > self.tick + PAUSE_SECONDS:
+            pause = time.monotonic() - before - tick
+            if pause > PAUSE_SECONDS:
+                self.job.pulse.paused += pause if is_suspended else 0.0
                 self.job.beat(self.job.pulse.event)
-            self._sign()
-            if not self.all_here and time.monotonic() - self.began > self.job.start_seconds:
-                self._call_roll()
-            if self._age() > self._limit():
-                self._end_stalled()
+            self._look()
 
-    def on_suspend(self, number: int, frame: FrameType | None) -> None:
-        """Put the timer away before the ranks are stopped: else it would ring as soon as they go on."""
-        self.no_timer_before = time.monotonic() + SUSPEND_SECONDS
-        faulthandler.cancel_dump_traceback_later()
+    def end(self) -> None:
+        """Let `watch` return."""
+        self.ended = True
+        self.mouth.send(bytes([0]))
+
+    def _listen(self, seconds: float) -> None:
+        """Sleep, until there is a signal.
+
+        Python's own handlers wait for the main thread, which may be in a collective; Python's C handler writes the
+        signal's number at once. The timer is put away before the ranks are stopped: else it rings as they go on.
+        """
+        if select.select([self.ear], [], [], seconds)[0] and signal.SIGTSTP in self.ear.recv(4096):
+            self.no_timer_before = time.monotonic() + SUSPEND_SECONDS
+            faulthandler.cancel_dump_traceback_later()
+
+    def _look(self) -> None:
+        self._sign()
+        waited = time.monotonic() - self.began - self.job.pulse.paused
+        if not self.all_here and waited > self.job.start_seconds:
+            self._call_roll()
+        if self._age() > self._limit():
+            self._end_stalled()
 
     def close(self) -> None:
         """Put the timer away, and sign off."""
         faulthandler.cancel_dump_traceback_later()
+        self.ear.close()
+        self.mouth.close()
         self._sign(ended=True)
         self.stream.close()
         self.stacks.unlink(missing_ok=True)
@@ -171,18 +197,19 @@ class Watchdog:
 def watched(attempt: Path, place: Place, job: Job, job_file: JobFile, roll: Path) -> Generator[None]:
     """Watch this rank for the length of the block."""
     watchdog = Watchdog(attempt, place, job, job_file, roll)
-    before = signal.getsignal(signal.SIGTSTP)
+    handler, wakeup = signal.getsignal(signal.SIGTSTP), signal.set_wakeup_fd(watchdog.mouth.fileno())
     if place.starter != "hand":  # there it is a Ctrl-Z
-        signal.signal(signal.SIGTSTP, watchdog.on_suspend)
+        signal.signal(signal.SIGTSTP, lambda number, frame: None)
     thread = threading.Thread(target=watchdog.watch, name="watchdog", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        watchdog.ended.set()
+        watchdog.end()
         thread.join()
+        signal.signal(signal.SIGTSTP, handler)
+        signal.set_wakeup_fd(wakeup)
         watchdog.close()
-        signal.signal(signal.SIGTSTP, before)
 
 
 def begin(attempt: Path, place: Place) -> Path:

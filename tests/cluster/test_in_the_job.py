@@ -154,11 +154,19 @@ def test_a_rank_that_is_killed_ends_the_job_at_once_and_is_named(stage):
     assert re.search(rf"failed on rank 1 \({node}, job \d+\): .*killed", said), said
 
 
-def test_a_rank_that_stands_still_is_named_and_the_nodes_are_free_but_not_when_the_job_is_suspended(stage):
-    stage.start(*ENDLESS, "slurm.watch.stall_minutes=0.1")
+SOON = """
+import faulthandler
+later = faulthandler.dump_traceback_later
+faulthandler.dump_traceback_later = lambda seconds, **options: later(seconds - 60 + 3, **options)
+"""
+"""faulthandler's timer rings three seconds after a limit, and not a minute."""
+
+
+def test_a_rank_that_stands_still_is_named_and_the_nodes_are_free_but_not_when_the_job_is_suspended(stage, tmp_path):
+    stage.start(*ENDLESS, "slurm.watch.stall_minutes=0.1", "slurm.watch.slow_minutes=0.1", env=hook(tmp_path, SOON))
     stage.trains()
     stage.cluster.run("scontrol", "suspend", stage.job_id())
-    time.sleep(8)
+    time.sleep(12)
     stage.cluster.run("scontrol", "resume", stage.job_id())
     last = stage.committed()[-1]
     wait_for(lambda: stage.committed()[-1] > last, "the job goes on after it was suspended")

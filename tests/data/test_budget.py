@@ -94,3 +94,14 @@ def test_the_watchdog_hears_of_steps_and_of_the_end_of_the_first(tmp_path):
     with budget.save(2):
         seen.append((job.pulse.event, job.pulse.is_slow))
     assert seen == [("step 0", True), ("step 1", False), ("save of 2", True)]
+
+
+def test_time_in_which_the_job_was_suspended_is_no_part_of_a_step(tmp_path):
+    job = job_with(MARGIN_SECONDS + 1000)
+    budget = Budget(job, tmp_path, "sft")
+    for index in budget.measured(range(3)):
+        if index == 1:
+            time.sleep(0.5)
+            job.pulse.paused += 0.5
+    budget.spent = True
+    assert "a step takes up to 0.0 s" in budget.why()

@@ -103,9 +103,23 @@ def test_a_call_in_c_that_holds_the_interpreter_leaves_its_stacks(attempt, rank)
     assert explain(attempt, "7").message.startswith("rank 0 hung in a call that never came back to Python; its stacks:")
 
 
-def test_time_in_which_the_whole_process_stood_still_does_not_count(attempt, rank):
+COLLECTIVE = """
+c, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+def unlock(c=c, mutex=mutex):
+    for _ in range(15): time.sleep(0.1)
+    c.pthread_mutex_unlock(mutex)
+c.pthread_mutex_lock(mutex)
+import threading; threading.Thread(target=unlock).start()
+with job.slow("all-reduce"): c.pthread_mutex_lock(mutex)
+"""
+"""The main thread is in C, where it does not look at Python's signal handlers."""
+
+
+@pytest.mark.parametrize("work", [BEAT.format(15), COLLECTIVE], ids=["steps", "collective"])
+def test_time_in_which_the_whole_process_stood_still_does_not_count(attempt, rank, work):
     """As after `scontrol suspend`, which stops all ranks."""
-    both = [rank(number, BEAT.format(15), "ab"[number]) for number in (0, 1)]
+    said = "\nassert 4 < job.pulse.paused < 6, job.pulse.paused"
+    both = [rank(number, work + said, "ab"[number]) for number in (0, 1)]
     while len(list((attempt / FOLDER).glob("*/*.json"))) < 2:
         time.sleep(0.02)
     time.sleep(0.3)
@@ -114,7 +128,7 @@ def test_time_in_which_the_whole_process_stood_still_does_not_count(attempt, ran
     time.sleep(0.3)
     for process in both:
         process.send_signal(signal.SIGSTOP)
-    time.sleep(3.5)  # longer than the limit, and than that of the timer in C
+    time.sleep(5)  # longer than the limit, and than that of the timer in C
     for process in both:
         process.send_signal(signal.SIGCONT)
     assert [process.wait(20) for process in both] == [0, 0]
