@@ -10,7 +10,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,15 +108,15 @@ def missing(place: Place, present: dict[int, Entry]) -> Missing:
     return Missing(ranks, tuple(node for node, tasks in place.tasks.items() if counts[node] < tasks))
 
 
-def stuck(entries: Sequence[Entry], silent_seconds: float) -> Entry:
-    """Of ranks that wait for each other, the one that the others wait for.
+def stuck(before: Mapping[int, Entry], after: Mapping[int, Entry]) -> tuple[Entry, bool]:
+    """Of ranks that wait for each other, the one that the others wait for, and whether it is frozen or gone.
 
-    That is one that is silent, because it is frozen or its node is gone, and else the one whose last event is oldest.
+    That is one that has not signed between two looks, and else the one whose last event is oldest. No two clocks are
+    compared, since those of nodes may differ, and Lustre takes even the times of files from them.
     """
-    latest = max(entry.time for entry in entries)
-    waiting = [entry for entry in entries if not entry.ended]
-    silent = [entry for entry in waiting if latest - entry.time > silent_seconds]
-    return min(silent, key=lambda entry: entry.time) if silent else min(waiting, key=lambda entry: entry.at)
+    waiting = [entry for entry in after.values() if not entry.ended]
+    silent = [entry for entry in waiting if before.get(entry.rank) == entry]
+    return max(silent or waiting, key=lambda entry: entry.time - entry.at), bool(silent)
 
 
 def _read(path: Path) -> Entry | None:

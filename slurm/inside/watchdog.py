@@ -31,13 +31,15 @@ STALLED = 70
 LOOKS = 20
 """How often a limit is looked at while it runs out."""
 SILENT_SECONDS = 60.0
-"""A rank that has not written its file for so long, or for half the limit, is frozen or gone."""
+"""A rank that does not write its file for so long, or for half the limit, is frozen or gone."""
+LOOKS_FOR_ALL = "stalled"
+"""Who makes this file of the roll finds out for whom all wait: a thousand ranks need not read a thousand files each."""
 PAUSE_SECONDS = 2.0
 """When this thread did not run for so much longer than it wanted to sleep, the whole process stood still, as after
 `scontrol suspend`, or a call in C held the lock and has returned. The time does not count."""
 SUSPEND_SECONDS = 5.0
-"""Slurm sends TSTP two seconds before it stops the ranks of a job that is suspended. For so long this thread looks often,
-so that it knows how long they stood still."""
+"""Slurm sends TSTP two seconds before it stops the ranks of a job that is suspended. For so long this thread looks
+often, so that it knows how long they stood still."""
 OFTEN_SECONDS = 0.5
 LAST_SECONDS = 5.0
 """Between the verdict and the exit, after which Slurm kills the others: they dump their stacks as well."""
@@ -161,20 +163,39 @@ class Watchdog:
             self._dump()
         except OSError as error:
             say(f"the stacks are not on disk: {error}")
-        if said_already:  # a thousand ranks need not read the files of a thousand ranks
+        if said_already:
             self._exit()
-        mine = entry_of(self.place, self.job, self.began)
-        others = [entry for rank, entry in read_roll(self.roll).items() if rank != self.place.rank]
-        found = stuck([mine, *others], self.silent)
-        frozen = mine.time - found.time > self.silent
+        looks_for_all = self._looks_for_all()
+        before = self._read_roll() if looks_for_all else {}
+        end = time.monotonic() + self.silent
+        while time.monotonic() < end:  # as often as makes the ages of their last events comparable
+            self._sign()
+            time.sleep(min(self.tick, OFTEN_SECONDS))
+        if not looks_for_all:
+            self._exit()
+        found, frozen = stuck(before, self._read_roll())
+        age = max(found.time - found.at, self._age()) if frozen else found.time - found.at
         key = "slow_minutes" if self.job.pulse.is_slow else "stall_minutes"
         message = (
-            f"rank {found.rank} on {found.node} hangs: its last event was {found.event!r}, {mine.time - found.at:.0f} "
+            f"rank {found.rank} on {found.node} hangs: its last event was {found.event!r}, {age:.0f} "
             f"s ago{', and it is frozen or gone' if frozen else ''}; rank {self.place.rank} on {self.place.node} has "
             f"waited {self._limit() / 60:g} minutes (slurm.watch.{key}); its stacks: {self.stacks}"
         )
         verdict = Verdict.of("error", message, self.place)
         self._end(verdict.model_copy(update={"rank": found.rank, "node": found.node}))
+
+    def _looks_for_all(self) -> bool:
+        try:
+            os.close(os.open(self.roll / LOOKS_FOR_ALL, os.O_CREAT | os.O_EXCL, 0o600))
+        except FileExistsError:
+            return False
+        except OSError as error:
+            say(f"rank {self.place.rank} cannot make a file of the roll: {error}")
+        return True
+
+    def _read_roll(self) -> dict[int, Entry]:
+        """All that have signed, and this rank in any case."""
+        return read_roll(self.roll) | {self.place.rank: entry_of(self.place, self.job, self.began)}
 
     def _end(self, verdict: Verdict) -> NoReturn:
         write_verdict(self.attempt, verdict, self.place.rank)

@@ -51,9 +51,16 @@ def test_what_is_missing_is_said_in_words():
     assert "and 12 more" in str(missing(replace(PLACE, world_size=20), {}))
 
 
-def test_the_others_wait_for_one_that_is_silent_and_else_for_the_one_whose_last_event_is_oldest():
-    behind, ahead = entry(1, at=10), entry(0, at=20)
-    assert stuck([ahead, behind], 30) == behind
-    silent = entry(2, at=30, time=50)
-    assert stuck([ahead, behind, silent], 30) == silent
-    assert stuck([ahead, behind, silent.model_copy(update={"ended": True})], 30) == behind
+@given(st.lists(st.floats(-1e6, 1e6), min_size=3, max_size=3))
+def test_the_others_wait_for_one_that_is_silent_and_else_for_the_one_whose_last_event_is_oldest(clocks):
+    """However wrong the clocks of the nodes are."""
+
+    def look(now, *ranks):
+        return {rank: entry(rank, at=clocks[rank] + at, time=clocks[rank] + now) for rank, at in ranks}
+
+    before, after = look(100, (0, 20), (1, 10), (2, 30)), look(130, (0, 20), (1, 10), (2, 30))
+    assert stuck(before, after) == (after[1], False)
+    assert stuck(before, after | {2: before[2]}) == (before[2], True)
+    assert stuck({0: before[0]}, after) == (after[1], False)  # two have come since
+    ended = before[2].model_copy(update={"ended": True})
+    assert stuck(before | {2: ended}, after | {2: ended}) == (after[1], False)
