@@ -9,9 +9,7 @@ import importlib
 import importlib.util
 import os
 import signal
-import subprocess
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Generator
@@ -21,13 +19,14 @@ from types import FrameType
 
 from checkpoints.disk import trouble
 from checkpoints.manifest import ATTEMPT, NAME, Provenance, Result
-from data.job import Job, Stopped
+from data.job import Flag, Job, Stopped
 from slurm.attempt import JobFile, read_job_file
 from slurm.devices.read import kind_of_node
 from slurm.exclusions import FILE, exclude, excluded
 from slurm.fingerprint import PACKAGES, ROOT
 from slurm.inside import environment, watchdog
 from slurm.inside.place import Place, make_job, read_place
+from slurm.query.queue import NoAnswer, requeue
 from slurm.verdict import BadNode, Verdict, clear_verdict, write_verdict
 
 STOPPED, FAILED = 75, 1
@@ -43,7 +42,7 @@ class Signals:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.ended = threading.Event()
+        self.ended = Flag()
         signal.signal(signal.SIGUSR2, self._on_time)
         signal.signal(signal.SIGTERM, self._on_end)
         signal.signal(signal.SIGINT, self._on_end)
@@ -169,9 +168,11 @@ def _requeue(job_id: str) -> bool:
     """Ask Slurm to start this job again. Where it cannot be asked from here, the one who waits submits a new job."""
     print(f"requeue of job {job_id}", flush=True)
     try:
-        return subprocess.run(["scontrol", "requeue", job_id], check=False).returncode == 0
-    except FileNotFoundError:
+        requeue(job_id)
+    except NoAnswer as error:
+        print(f"the requeue of job {job_id} failed: {error}", flush=True)
         return False
+    return True
 
 
 @contextmanager

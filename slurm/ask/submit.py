@@ -18,10 +18,9 @@ from slurm.ask.options import Value
 from slurm.attempt import LOGS, Request
 from slurm.exclusions import FILE, excluded
 from slurm.job import run_stage
+from slurm.query.environment import KEPT, slurm_environment
 from slurm.query.queue import QueueFull, SubmitError, submit_error
 
-KEPT = ("SLURM_CONF",)
-"""All else of Slurm's in the environment belongs to the job we are in."""
 MAX_TIMEOUTS = 1000
 LOCAL_MINUTES = 60 * 24 * 365
 """Nothing ends a local job but its own end."""
@@ -121,9 +120,11 @@ def _environment(request: Request, settings: dict[str, str]) -> Generator[None]:
 
     sbatch hands all of it to the job, and a site may store it. What the config removes is not in it.
     """
-    kept = {name: os.environ[name] for name in KEPT if name in os.environ}
+    ours = slurm_environment()
+    kept = {name: ours[name] for name in KEPT if name in ours}
     removed = [name for name, variable in request.slurm.environment.items() if variable.value is None]
-    with clean_env(removed), submitit.helpers.environment_variables(**settings, **kept):
+    foreign = os.environ.keys() - ours.keys()
+    with clean_env([*removed, *foreign]), submitit.helpers.environment_variables(**settings, **kept):
         yield
 
 

@@ -1,12 +1,12 @@
 """`sbatch --test-only`: the last authority on whether a job may be submitted, the site's own plugins included."""
 
-import os
 import re
 import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from slurm.ask.asked import Asked
+from slurm.query.environment import slurm_environment
 from slurm.query.facts import SECONDS, Facts
 from slurm.query.queue import QueueFull, submit_error
 
@@ -58,14 +58,10 @@ def trials(asked: Sequence[Asked], facts: Facts) -> list[str]:
 
 def _trial(asked: Asked) -> str:
     """What sbatch says against a job; nothing when it would take it, now or later."""
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if name == "SLURM_CONF" or not name.startswith(("SLURM_", "SLURMD_", "SRUN_", "SBATCH_"))
-    }
+    env = slurm_environment()
     command = ["sbatch", "--test-only", *flags(asked), "--wrap=true"]
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=SECONDS, check=False)
     except (FileNotFoundError, subprocess.TimeoutExpired):
         return ""
     said = " ".join((done.stderr + done.stdout).split()).removeprefix("sbatch: error: ")

@@ -23,6 +23,7 @@ from slurm.config import SlurmConfig
 from slurm.health.collect import Limits, collect
 from slurm.health.finding import Finding
 from slurm.health.node import JOB, Plan
+from slurm.query.environment import slurm_environment
 from slurm.query.nodelist import expand
 from slurm.query.queue import NoAnswer, SubmitError, ask
 from slurm.query.words import HELD, state_words, way_out
@@ -125,8 +126,5 @@ def start(config: SlurmConfig, job_id: str, node: str, folder: Path) -> subproce
 
 def _start(command: list[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
     """In a session of its own: the Ctrl-C is ours to take. What the job around us set is not for the new one."""
-    ours = ("SLURM_", "SBATCH_", "SALLOC_", "SRUN_")
-    env = {name: value for name, value in os.environ.items() if name == "SLURM_CONF" or not name.startswith(ours)}
-    return subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env, start_new_session=True
-    )
+    nothing, env = subprocess.DEVNULL, slurm_environment()
+    return subprocess.Popen(command, stdin=nothing, stdout=output, stderr=output, env=env, start_new_session=True)

@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from packaging.requirements import Requirement
 
 from slurm.health.finding import Finding
+from slurm.query.environment import slurm_environment
 
 SHOWN = ("torch", "submitit", "snakemake", "transformers")
 
@@ -62,5 +63,5 @@ def _version(name: str) -> str | None:
 def _slurm() -> str:
     if shutil.which("srun") is None:
         return "no Slurm"
-    done = subprocess.run(["srun", "--version"], capture_output=True, text=True, check=False)
+    done = subprocess.run(["srun", "--version"], env=slurm_environment(), capture_output=True, text=True, check=False)
     return done.stdout.strip() or "Slurm does not say which"

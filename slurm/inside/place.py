@@ -1,7 +1,6 @@
 """Where a rank runs, read from whoever started it: Slurm, torchrun, submitit's local executor, or a person."""
 
 import os
-import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from pathlib import Path
 from data.job import Job
 from slurm.attempt import JobFile
 from slurm.query.nodelist import expand, expand_counts
+from slurm.query.queue import end_time
 from slurm.topology.allocation import place_task
 
 RENDEZVOUS = "rendezvous"
@@ -133,7 +133,7 @@ def make_job(place: Place, job_file: JobFile, attempt: Path) -> Job:
         collective_seconds=60 * max(job_file.watch.stall_minutes, job_file.watch.slow_minutes)
         + COLLECTIVE_MARGIN_SECONDS,
         ends_at=ends_at(place, job_file.minutes) if place.rank == 0 else None,
-        find_end=partial(_scontrol_end, place.job_id) if place.starter == "slurm" else lambda: None,
+        find_end=partial(end_time, place.job_id, ASK_SECONDS) if place.starter == "slurm" else lambda: None,
     )
 
 
@@ -147,20 +147,7 @@ def ends_at(place: Place, minutes: int, env: Mapping[str, str] = os.environ) -> 
         return None
     if "SLURM_JOB_END_TIME" in env:
         return float(env["SLURM_JOB_END_TIME"])
-    found = _scontrol_end(place.job_id)
+    found = end_time(place.job_id, ASK_SECONDS)
     if found is not None:
         return found
     return float(env.get("SLURM_JOB_START_TIME", time.time())) + 60 * minutes
-
-
-def _scontrol_end(job_id: str) -> float | None:
-    command = ["scontrol", "show", "job", "--oneliner", job_id]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_SECONDS, check=False)
-    except (FileNotFoundError, subprocess.TimeoutExpired):
-        return None
-    for word in done.stdout.split():
-        key, _, value = word.partition("=")
-        if key == "EndTime" and value != "Unknown":
-            return time.mktime(time.strptime(value, "%Y-%m-%dT%H:%M:%S"))
-    return None

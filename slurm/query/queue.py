@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm.config import SlurmConfig
+from slurm.query.environment import slurm_environment
 from slurm.record import Executor
 
 TIMEOUT_SECONDS = 60
@@ -159,10 +160,28 @@ def scancel(job_id: str) -> None:
     ask("scancel", job_id)
 
 
+def requeue(job_id: str) -> None:
+    """Ask Slurm to end a job and to start it again. Raises NoAnswer when it could not be asked, or refuses."""
+    ask("scontrol", "requeue", job_id)
+
+
+def end_time(job_id: str, seconds: float) -> float | None:
+    """Unix time at which Slurm will end a job; None when it does not say so within `seconds`."""
+    try:
+        lines = ask("scontrol", "show", "job", "--oneliner", job_id, seconds=seconds)
+    except NoAnswer:
+        return None
+    words = dict(word.split("=", 1) for line in lines for word in line.split() if "=" in word)
+    end = words.get("EndTime", "Unknown")
+    return None if end == "Unknown" else time.mktime(time.strptime(end, "%Y-%m-%dT%H:%M:%S"))
+
+
 def ask(*command: str, seconds: float = TIMEOUT_SECONDS) -> list[str]:
     """Lines of a command's answer; none when Slurm says that there is no such job. Raises NoAnswer."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+        done = subprocess.run(
+            command, env=slurm_environment(), capture_output=True, text=True, timeout=seconds, check=False
+        )
     except (FileNotFoundError, subprocess.TimeoutExpired) as error:
         raise NoAnswer(f"{command[0]}: {error}") from error
     if done.returncode != 0:

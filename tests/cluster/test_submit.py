@@ -235,6 +235,39 @@ def test_the_commands_refuse_it_for_all_stages_at_once_and_make_no_folder(cluste
     assert cluster.mine() == []
 
 
+NASTY = {
+    "SLURM_TIME_FORMAT": "relative",
+    "SLURM_CLUSTERS": "elsewhere",
+    "SLURM_BITSTR_LEN": "3",
+    "SQUEUE_PARTITION": "small",
+    "SQUEUE_USERS": "nobody",
+    "SQUEUE_STATES": "TIMEOUT",
+    "SQUEUE_NAMES": "another",
+    "SQUEUE_SORT": "-i",
+    "SINFO_PARTITION": "small",
+    "SBATCH_CLUSTERS": "elsewhere",
+    "SBATCH_HOLD": "1",
+    "SCANCEL_PARTITION": "small",
+    "SCANCEL_INTERACTIVE": "1",
+}
+
+
+def test_a_job_is_submitted_found_and_cancelled_whatever_is_set_for_slurms_commands(life):
+    life.settings("additional: {begin: now+1hour}")
+    first = life.qianka("stage", "synth", "tiny.yaml", env=NASTY)
+    first.sees("its time to start has not come")
+    first.kill()
+    job = life.job("synth")
+    second = life.qianka("stage", "synth", "tiny.yaml", env=NASTY)
+    second.sees("synth: re-attached")
+    status = life.qianka("status", "tiny", env=NASTY)
+    status.sees(f"{job}")
+    cancelled = life.qianka("cancel", env=NASTY)
+    assert cancelled.ends() == 0, cancelled.said()
+    assert life.cluster.state(job).startswith("CANCELLED")
+    assert life.jobs("synth") == [job]
+
+
 def test_a_job_that_the_avoided_nodes_leave_no_room_for_says_which_and_why(cluster, submitted, tmp_path):
     exclude(tmp_path / "runs" / "demo", ["mx0", "mx1", "mx2", "mx3"], "frozen", hours=1)
     with pytest.raises(SubmitError, match=r"this run avoids nodes \(mx0: frozen; .*\); remove .*demo/excluded.json"):
