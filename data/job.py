@@ -1,11 +1,35 @@
 """What a stage is told about where it runs, so that it never asks who started it."""
 
-import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+
+
+class Flag:
+    """What signal handlers raise.
+
+    It has no lock, unlike threading.Event: there a second signal, while the first one is handled, waits for ever.
+    """
+
+    def __init__(self) -> None:
+        self.raised = False
+
+    def set(self) -> None:
+        """Raise it, for good."""
+        self.raised = True
+
+    def is_set(self) -> bool:
+        """Whether it was raised."""
+        return self.raised
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until it is raised, at most so long; whether it was."""
+        end = time.monotonic() + seconds
+        while not self.is_set() and time.monotonic() < end:
+            time.sleep(0.05)
+        return self.is_set()
 
 
 @dataclass
@@ -66,7 +90,7 @@ class Job:
     """How long ranks wait for each other at the start."""
     collective_seconds: float = 7500.0
     """How long ranks wait for each other later on. The watchdog, which names the one that hangs, comes first."""
-    stop: threading.Event = field(default_factory=threading.Event)
+    stop: Flag = field(default_factory=Flag)
     """Set by the signal handlers: commit at the next step boundary and return."""
     pulse: Pulse = field(default_factory=Pulse)
 

@@ -174,3 +174,25 @@ def test_the_record_of_a_job_by_hand_names_it(request_for):
     take_over(request, "123")
     record = read_record(request.folder)
     assert (record.executor, record.job_id) == ("slurm", "123")
+
+
+SIGNALLED = """
+import os, signal, threading
+from data.job import Job
+from slurm.job import Signals
+job = Job()
+Signals(job)
+def tell():
+    for _ in range(500):
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGUSR2)
+thread = threading.Thread(target=tell)
+thread.start()
+while thread.is_alive():
+    job.stop.wait(0.001)
+"""
+
+
+def test_many_signals_at_once_do_not_block_each_other():
+    """Who cancels a local job tells each rank, and submitit's controller tells it again."""
+    assert subprocess.run([sys.executable, "-c", SIGNALLED], timeout=60).returncode == 0

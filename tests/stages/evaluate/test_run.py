@@ -3,7 +3,6 @@ import json
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from checkpoints.manifest import NAME, Result
-from data.job import Job, Stopped
+from data.job import Flag, Job, Stopped
 from data.progress import read_progress
 from stages.evaluate.config import StageConfig
 from stages.evaluate.graded import RowFiles
@@ -32,7 +31,7 @@ def digests(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
 
 
-class StopAfter(threading.Event):
+class StopAfter(Flag):
     """A signal that arrives when the stage has looked for it `looks` times."""
 
     def __init__(self, looks: int) -> None:

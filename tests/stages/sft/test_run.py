@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -19,7 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from checkpoints.manifest import NAME, Result
-from data.job import Job, Stopped
+from data.job import Flag, Job, Stopped
 from data.metrics import read_metrics
 from data.progress import read_progress
 from stages.sft.config import StageConfig
@@ -33,7 +32,7 @@ Config = Callable[..., StageConfig]
 Attempt = Callable[[str, dict[str, Any]], Path]
 
 
-class StopLater(threading.Event):
+class StopLater(Flag):
     """Is set when the stage looks for the `looks`th time, as by a signal in the loop; it looks after a save as well."""
 
     def __init__(self, looks: int) -> None:
