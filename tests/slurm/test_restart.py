@@ -10,7 +10,8 @@ from slurm.verdict import Verdict
 from slurm.wait import restart
 from slurm.wait.restart import made_room, went_on, why_again
 
-SOON = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + 60))
+SOON = "SOON"
+"""Stands for a time after the test has begun, which may be long after this file was read."""
 LONG_AGO = "2001-01-01T00:00:00"
 STOPPED = Verdict(why="stopped", message="step 9", rank=0, node="mx0", job_id="7", time=1, traceback="")
 
@@ -22,8 +23,10 @@ def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(restart, "TRY_SECONDS", 0.01)
 
     def write(**texts: str | None) -> None:
+        soon = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + 60))
         for name in ("sacct", "sinfo", "squeue"):
             text = texts.get(name)
+            text = text and text.replace(SOON, soon)
             (tmp_path / name).write_text("#!/bin/sh\n" + ("exit 1" if text is None else f"echo '{text}'") + "\n")
             (tmp_path / name).chmod(0o755)
 
