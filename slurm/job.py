@@ -8,6 +8,7 @@ import fcntl
 import importlib
 import importlib.util
 import os
+import resource
 import signal
 import sys
 import time
@@ -25,7 +26,7 @@ from slurm.devices.read import kind_of_node
 from slurm.exclusions import FILE, exclude, excluded
 from slurm.fingerprint import PACKAGES, ROOT
 from slurm.inside import environment, watchdog
-from slurm.inside.place import Place, make_job, read_place
+from slurm.inside.place import Place, make_job, read_place, somewhere
 from slurm.query.queue import NoAnswer, requeue
 from slurm.verdict import BadNode, Verdict, clear_verdict, write_verdict
 
@@ -33,6 +34,7 @@ STOPPED, FAILED = 75, 1
 """Exit codes: stopped after committing (run again to resume), and failed."""
 MAX_RESTARTS = 1000
 """A job that Slurm has started so often gets nowhere."""
+OPEN_FILES = 65536
 REQUEUE_SECONDS = 60.0
 """How long ranks wait for Slurm to end them after the requeue was asked for."""
 
@@ -60,45 +62,61 @@ def run_stage(attempt: Path) -> int:
 
     Every start resumes from what the folder holds. How it ended, when not well, is committed as this rank's verdict.
     """
-    place = read_place()
-    clear_verdict(attempt, place.rank)
+    place = somewhere()
     try:
+        place = read_place()
+        clear_verdict(attempt, place.rank)
         check_packages()
-        job_file = read_job_file(attempt)
         with _alone(attempt, place):
-            roll = watchdog.begin(attempt, place)
-            os.environ["OMP_NUM_THREADS"] = str(place.cpus or job_file.cpus)
-            os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-            environment.apply(job_file, kind_of_node())
-            job = make_job(place, job_file, attempt)
-            signals = Signals(job)
-            try:
-                with watchdog.watched(attempt, place, job, job_file, roll):
-                    _check_nodes(job_file, attempt, place)
-                    _run(job_file, attempt, job)
-            except Stopped as stopped:
-                write_verdict(attempt, Verdict.of("stopped", str(stopped), place))
-                return _leave(str(stopped), signals, place, attempt)
-            except BadNode as bad:
-                print(f"error: {bad}", flush=True)
-                _avoid(bad, job_file, attempt)
-                write_verdict(attempt, Verdict.of("node", str(bad), place, bad.nodes))
-                return FAILED
-    except ValueError as error:
-        print(f"error: {error}", flush=True)
-        write_verdict(attempt, Verdict.of("mistake", str(error), place))
-        return FAILED
+            return _work(attempt, place, read_job_file(attempt))
     except Exception as error:  # noqa: BLE001 - it is told to the one who waits, and the rank fails
-        full = trouble(error, attempt)
-        if full is None:
+        verdict = _verdict(error, attempt, place)
+        if verdict.why == "error":
             traceback.print_exc()
-            write_verdict(attempt, Verdict.of("error", f"{type(error).__name__}: {error}", place))
-            return FAILED
-        message = f"{attempt}: {full}; make room, and the same command goes on from what was committed"
-        print(f"error: {message}", flush=True)
-        write_verdict(attempt, Verdict.of("mistake", message, place))
+        else:
+            print(f"error: {verdict.message}", flush=True)
+        write_verdict(attempt, verdict)
+        if isinstance(error, BadNode):
+            _avoid(error, attempt)
         return FAILED
+
+
+def _work(attempt: Path, place: Place, job_file: JobFile) -> int:
+    roll = watchdog.begin(attempt, place)
+    _raise_file_limit()
+    os.environ["OMP_NUM_THREADS"] = str(place.cpus or job_file.cpus)
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    environment.apply(job_file, kind_of_node())
+    job = make_job(place, job_file, attempt)
+    signals = Signals(job)
+    try:
+        with watchdog.watched(attempt, place, job, job_file, roll):
+            _check_nodes(job_file, attempt, place)
+            _run(job_file, attempt, job)
+    except Stopped as stopped:
+        write_verdict(attempt, Verdict.of("stopped", str(stopped), place))
+        return _leave(str(stopped), signals, place, attempt)
     return 0
+
+
+def _verdict(error: Exception, attempt: Path, place: Place) -> Verdict:
+    """What is told of an exception that ended the rank."""
+    if isinstance(error, BadNode):
+        return Verdict.of("node", str(error), place, error.nodes)
+    if isinstance(error, ValueError):
+        return Verdict.of("mistake", str(error), place)
+    if full := trouble(error, attempt):
+        way_out = "make room, and the same command goes on from what was committed"
+        return Verdict.of("mistake", f"{attempt}: {full}; {way_out}", place)
+    return Verdict.of("error", f"{type(error).__name__}: {error}", place)
+
+
+def _raise_file_limit() -> None:
+    """Gloo holds a socket for each of the other ranks, and the usual soft limit of open files is 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _check_nodes(job_file: JobFile, attempt: Path, place: Place) -> None:
@@ -117,8 +135,9 @@ def _check_nodes(job_file: JobFile, attempt: Path, place: Place) -> None:
     preflight(place, job_file, attempt)
 
 
-def _avoid(bad: BadNode, job_file: JobFile, attempt: Path) -> None:
+def _avoid(bad: BadNode, attempt: Path) -> None:
     """Keep later jobs of the run away from the nodes; those that are avoided already are not so for longer."""
+    job_file = read_job_file(attempt)
     folder = _run_folder(job_file, attempt)
     exclude(folder, set(bad.nodes) - excluded(folder).keys(), str(bad), job_file.watch.exclude_hours)
 
@@ -132,16 +151,18 @@ def _run(job_file: JobFile, attempt: Path, job: Job) -> None:
         return
     provenance = Provenance.model_validate_json((attempt / ATTEMPT).read_bytes())
     stage = provenance.stage
-    inputs = {name: Result((attempt / path).resolve()) for name, path in job_file.inputs.items()}
+    # A thousand ranks need not look for each file of a manifest; but each has to have the right manifest.
+    inputs = {name: Result((attempt / path).resolve(), job.is_first) for name, path in job_file.inputs.items()}
     for name, result in inputs.items():
         if result.digest != provenance.inputs[name]:
             raise ValueError(f"{stage}: the result of {name} changed after this attempt was opened; run it again")
     config = importlib.import_module(f"stages.{stage}.config").StageConfig.model_validate(provenance.config)
-    if job.is_first:
+    run = importlib.import_module(f"stages.{stage}.run").run
+    if job.is_first:  # the first line of the stage itself
         again = f", start {job.restarts + 1}" if job.restarts else ""
         shards = f", weights sharded over {job.shard_ranks} of them" if job.shard_ranks else ""
         print(f"{stage}: {attempt.name} on {job.world_size} rank(s){shards}, job {job.job_id}{again}", flush=True)
-    importlib.import_module(f"stages.{stage}.run").run(config, inputs, attempt, job)
+    run(config, inputs, attempt, job)
     if job.is_first and not (attempt / NAME).exists():
         raise AssertionError(f"{stage} returned without committing its manifest")
 

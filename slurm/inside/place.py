@@ -40,8 +40,15 @@ class Place:
     """Ranks of each node of the job; nothing where nobody says so."""
 
 
+def somewhere(env: Mapping[str, str] = os.environ) -> Place:
+    """What a rank says of itself as long as its place is not known."""
+    rank, job_id = env.get("SLURM_PROCID", "0"), env.get("SLURM_JOB_ID", "unknown")
+    node = env.get("SLURMD_NODENAME", os.uname().nodename)
+    return Place("unknown", int(rank) if rank.isdecimal() else 0, 1, 0, node, job_id, 0, "unknown", None)
+
+
 def read_place(env: Mapping[str, str] = os.environ) -> Place:
-    """Find out who started this process."""
+    """Find out who started this process. ValueError when Slurm's variables do not tell."""
     if "TORCHELASTIC_RUN_ID" in env:
         return _torchrun(env)
     if env.get("SUBMITIT_EXECUTOR") == "local":
@@ -88,8 +95,17 @@ def _submitit(env: Mapping[str, str]) -> Place:
 def _slurm(env: Mapping[str, str]) -> Place:
     job_id, restarts = env["SLURM_JOB_ID"], int(env.get("SLURM_RESTART_COUNT", "0"))
     node = env.get("SLURMD_NODENAME", os.uname().nodename)
+    if int(env.get("SLURM_HET_SIZE", "1")) > 1:
+        raise ValueError(
+            f"job {job_id} is a heterogeneous one, whose parts do not see each other; submit one of a kind"
+        )
     nodes, counts = env.get("SLURM_STEP_NODELIST", ""), env.get("SLURM_STEP_TASKS_PER_NODE", "")
-    tasks = dict(zip(expand(nodes), expand_counts(counts), strict=True)) if nodes and counts else {}
+    names, numbers = (expand(nodes), expand_counts(counts)) if nodes and counts else ([], [])
+    if len(names) != len(numbers):
+        raise ValueError(
+            f"Slurm says that the step has {len(numbers)} nodes ({counts} tasks), and names others: {nodes}"
+        )
+    tasks = dict(zip(names, numbers, strict=True))
     given = env.get("SLURM_CPUS_PER_TASK")
     if given is None and "SLURM_CPUS_ON_NODE" in env:
         given = str(max(1, int(env["SLURM_CPUS_ON_NODE"]) // tasks.get(node, 1)))

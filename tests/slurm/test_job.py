@@ -1,6 +1,7 @@
 """Inside the job: what is checked before the stage starts, and how a rank's end is told."""
 
 import json
+import resource
 import subprocess
 import sys
 import threading
@@ -58,7 +59,7 @@ def test_an_input_that_is_missing_stops_the_job_before_the_stage(tmp_path, attem
     assert "no such manifest" in read_verdict(attempt).message
 
 
-def test_an_input_that_changed_since_stops_the_job(request_for, attempt):
+def test_an_input_that_changed_since_stops_every_rank(request_for, attempt, monkeypatch):
     assert subprocess.run([sys.executable, "-P", "-m", "slurm.job", attempt]).returncode == 0
     synth = attempt.parent / NAME
     synth.write_bytes((attempt / NAME).read_bytes())
@@ -68,6 +69,19 @@ def test_an_input_that_changed_since_stops_the_job(request_for, attempt):
     synth.write_text(synth.read_text() + "\n")
     assert run_stage(folder) == FAILED
     assert "the result of synth changed" in read_verdict(folder).message
+    in_slurm(monkeypatch, PROCID="1", STEP_NUM_TASKS="2")  # each rank looks, since each may see another file
+    assert run_stage(folder) == FAILED
+    assert read_verdict(folder).message.startswith("sft: the result of synth changed")
+    assert len(list(folder.glob("verdict-*.json"))) == 2
+
+
+SLURM = {"JOB_ID": "42", "STEP_ID": "0", "PROCID": "0", "LOCALID": "0", "STEP_NUM_TASKS": "1"}
+
+
+def in_slurm(monkeypatch, **changed):
+    for name, value in (SLURM | changed).items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setenv("SLURMD_NODENAME", "mx1")
 
 
 def run_with(monkeypatch, work):
@@ -86,12 +100,32 @@ def test_nodes_that_are_to_blame_are_avoided_from_then_on(attempt, monkeypatch, 
     assert "error: mx3: a card is gone" in capsys.readouterr().out
 
 
+def test_a_place_that_cannot_be_read_is_told_too(attempt, monkeypatch):
+    in_slurm(monkeypatch, PROCID="3", STEP_NODELIST="mx[0-1]", STEP_TASKS_PER_NODE="1(x3)")
+    assert run_stage(attempt) == FAILED
+    verdict = read_verdict(attempt)
+    assert (verdict.why, verdict.rank, verdict.node, verdict.job_id) == ("mistake", 3, "mx1", "42")
+    assert "the step has 3 nodes (1(x3) tasks), and names others: mx[0-1]" in verdict.message
+    in_slurm(monkeypatch, PROCID="3", HET_SIZE="2")
+    assert run_stage(attempt) == FAILED
+    assert "job 42 is a heterogeneous one" in read_verdict(attempt).message
+
+
+def test_a_rank_may_open_as_many_files_as_the_node_allows(attempt, monkeypatch):
+    before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        run_with(monkeypatch, lambda: None)
+        assert run_stage(attempt) == 0
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(hard, job.OPEN_FILES)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before, hard))
+
+
 def test_a_job_does_not_start_on_a_node_that_is_avoided_and_does_not_prolong_that(attempt, monkeypatch):
     exclude(attempt.parents[1], ["mx1"], "ECC errors", 1)
     before = excluded(attempt.parents[1])
-    for name, value in {"JOB_ID": "42", "STEP_ID": "0", "PROCID": "0", "LOCALID": "0", "STEP_NUM_TASKS": "1"}.items():
-        monkeypatch.setenv(f"SLURM_{name}", value)
-    monkeypatch.setenv("SLURMD_NODENAME", "mx1")
+    in_slurm(monkeypatch)
     run_with(monkeypatch, lambda: pytest.fail("it started"))
     assert run_stage(attempt) == FAILED
     assert "(ECC errors); submit with --exclude=mx1" in read_verdict(attempt).message
