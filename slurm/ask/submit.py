@@ -15,7 +15,7 @@ from submitit.helpers import clean_env
 
 from slurm.ask.asked import Asked
 from slurm.ask.options import Value
-from slurm.attempt import LOGS, Request
+from slurm.attempt import LOGS, START_LINE, Request
 from slurm.exclusions import FILE, excluded
 from slurm.job import run_stage
 from slurm.query.environment import KEPT, slurm_environment
@@ -36,8 +36,8 @@ class StageCall:
 
     def __call__(self) -> None:
         """Run the stage on this rank; leave by exit code, so that a job that failed is one for Slurm too."""
-        for torn in (Path(self.attempt) / LOGS).glob("*.save_tmp"):
-            torn.unlink(missing_ok=True)  # submitit refuses to write a result beside it
+        result = submitit.JobEnvironment().paths.result_pickle
+        result.with_suffix(f"{result.suffix}.save_tmp").unlink(missing_ok=True)  # submitit refuses to write over it
         code = run_stage(Path(self.attempt))
         if code:
             raise SystemExit(code)
@@ -95,7 +95,7 @@ def slurm_parameters(request: Request, name: str) -> dict[str, Any]:
         "signal_delay_s": site.signal_seconds,
         "stderr_to_stdout": True,
         "srun_args": srun,
-        "setup": [*site.setup, *(f"export {key}={value}" for key, value in JOB_ENVIRONMENT.items())],
+        "setup": [START_LINE, *site.setup, *(f"export {key}={value}" for key, value in JOB_ENVIRONMENT.items())],
         "additional_parameters": {"requeue": True, **{key: _kept(value) for key, value in asked.for_sbatch().items()}},
     }
     return {key: value for key, value in parameters.items() if value is not None} | {"wckey": None}

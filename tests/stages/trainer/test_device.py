@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from data.job import Job
-from stages.trainer.device import any_rank, device_of, distributed, largest, total, use_cores
+from stages.trainer.device import _pause, any_rank, device_of, distributed, largest, total, use_cores
 
 
 def agree(job: Job) -> tuple[bool, bool, int, list[float]]:
@@ -26,6 +26,12 @@ def test_one_rank_needs_no_rendezvous() -> None:
         assert device == device_of(Job())
         assert any_rank(True)
         assert torch.are_deterministic_algorithms_enabled()
+
+
+def test_ranks_look_for_each_other_often_at_first_and_then_seldom() -> None:
+    assert 0 < _pause(0) <= 0.05
+    assert all(_pause(waited) <= waited / 10 for waited in (1, 5, 20))
+    assert 1 <= _pause(600) <= 2
 
 
 def test_small_models_compute_on_one_core_and_others_on_all_of_the_rank() -> None:
