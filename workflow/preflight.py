@@ -1,5 +1,6 @@
 """What can be found wrong before a node is asked for. Knows no torch."""
 
+import math
 import os
 import shutil
 import sys
@@ -73,6 +74,7 @@ def check_resources(run: RunConfig) -> None:
     check_shards(run)
     executor = choose_executor(run.slurm)
     if executor == "slurm":
+        check_minutes(run)
         missing = [command for command in ("sbatch", "srun", "squeue") if shutil.which(command) is None]
         if missing:
             raise ValueError(f"slurm.executor is slurm, but there is no {missing[0]} here; take slurm.executor=local")
@@ -81,6 +83,18 @@ def check_resources(run: RunConfig) -> None:
         nodes = getattr(run.slurm, stage).nodes
         if nodes > 1:
             raise ValueError(f"slurm.{stage}.nodes is {nodes}, but without Slurm there is one; set it to 1")
+
+
+def check_minutes(run: RunConfig) -> None:
+    """A job has time to work before it is told that its time is nearly over: else it is requeued for ever."""
+    seconds = run.slurm.signal_seconds
+    for stage in INPUTS:
+        minutes = run.slurm.resources(stage).minutes
+        if 60 * minutes < 2 * seconds:
+            raise ValueError(
+                f"slurm.{stage}.minutes is {minutes}, but slurm.signal_seconds has the job told to commit {seconds} s "
+                f"before; give it {math.ceil(2 * seconds / 60)} minutes, or make slurm.signal_seconds {30 * minutes}"
+            )
 
 
 def check_shards(run: RunConfig) -> None:

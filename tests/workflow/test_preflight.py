@@ -6,7 +6,7 @@ import pytest
 
 from workflow import preflight
 from workflow.config import load
-from workflow.preflight import check_config, check_folder
+from workflow.preflight import check_config, check_folder, check_minutes
 
 
 def refused(*arguments: str) -> str:
@@ -57,6 +57,14 @@ def test_an_algorithm_that_cannot_be_executed_is_refused_before_a_node_is_asked_
 
 def test_two_nodes_need_slurm(here):
     assert refused("slurm.rl.nodes=2").startswith("slurm.rl.nodes is 2, but without Slurm there is one")
+
+
+def test_a_job_has_time_to_work_before_it_is_told_that_its_time_is_over(here):
+    shape = ("slurm.executor=slurm", "slurm.rl.minutes=5", "slurm.signal_seconds=")
+    with pytest.raises(ValueError, match=r"slurm\.rl\.minutes is 5, but slurm\.signal_seconds .* 151 s") as caught:
+        check_config(load([*shape[:2], f"{shape[2]}151"]))
+    assert str(caught.value).endswith("give it 6 minutes, or make slurm.signal_seconds 150")
+    check_minutes(load([*shape[:2], f"{shape[2]}150"]))
 
 
 def test_shards_make_whole_copies_of_the_model(here):
