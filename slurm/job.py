@@ -4,7 +4,6 @@ Started by submitit (`slurm.ask.submit`), by `srun` or `torchrun` as `python -m 
 hand in the same way for one process. torch is imported by the stage, not here.
 """
 
-import fcntl
 import importlib
 import importlib.util
 import os
@@ -13,8 +12,6 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -27,6 +24,7 @@ from slurm.exclusions import FILE, exclude, excluded
 from slurm.fingerprint import PACKAGES, ROOT
 from slurm.inside import environment, watchdog
 from slurm.inside.place import Place, make_job, read_place, somewhere
+from slurm.lock import hold
 from slurm.query.queue import NoAnswer, requeue
 from slurm.verdict import BadNode, Verdict, clear_verdict, write_verdict
 
@@ -67,8 +65,8 @@ def run_stage(attempt: Path) -> int:
         place = read_place()
         clear_verdict(attempt, place.rank)
         check_packages()
-        with _alone(attempt, place):
-            return _work(attempt, place, read_job_file(attempt))
+        _be_alone(attempt, place)
+        return _work(attempt, place, read_job_file(attempt))
     except Exception as error:  # noqa: BLE001 - it is told to the one who waits, and the rank fails
         verdict = _verdict(error, attempt, place)
         if verdict.why == "error":
@@ -196,18 +194,13 @@ def _requeue(job_id: str) -> bool:
     return True
 
 
-@contextmanager
-def _alone(attempt: Path, place: Place) -> Generator[None]:
+def _be_alone(attempt: Path, place: Place) -> None:
     """Hold the attempt against a second local job. On Slurm the job id does that, across nodes as well."""
     if place.starter == "slurm" or place.rank != 0:
-        yield
         return
-    with (attempt / ".job.lock").open("a") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ValueError(f"{attempt}: another process runs this attempt already") from error
-        yield
+    holder = hold(attempt / ".job.lock")
+    if holder:
+        raise ValueError(f"{attempt}: {holder} runs this attempt already")
 
 
 def check_packages() -> None:

@@ -8,6 +8,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+MODE = 0o600
+"""In a folder that is open to a group, no other user can take the lock and keep it."""
 HELD: dict[Path, int] = {}
 """Locks that this process keeps until it ends."""
 
@@ -16,7 +18,7 @@ HELD: dict[Path, int] = {}
 def locked(path: Path) -> Generator[None]:
     """Hold the lock `path`, waiting for whoever holds it now."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, MODE)
     try:
         _flock(descriptor, fcntl.LOCK_EX, path)
         yield
@@ -29,7 +31,7 @@ def hold(path: Path, wait_seconds: float = 0) -> str | None:
     if path.resolve() in HELD:
         return None
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, MODE)
     end = time.monotonic() + wait_seconds
     while not _flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, path):
         if time.monotonic() >= end:

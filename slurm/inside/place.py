@@ -103,7 +103,7 @@ def _slurm(env: Mapping[str, str]) -> Place:
     names, numbers = (expand(nodes), expand_counts(counts)) if nodes and counts else ([], [])
     if len(names) != len(numbers):
         raise ValueError(
-            f"Slurm says that the step has {len(numbers)} nodes ({counts} tasks), and names others: {nodes}"
+            f"Slurm says that the step has {len(numbers)} nodes ({counts} tasks) and names others: {nodes}"
         )
     tasks = dict(zip(names, numbers, strict=True))
     given = env.get("SLURM_CPUS_PER_TASK")

@@ -108,9 +108,7 @@ def _meet(job: Job) -> Store:
 
 
 def _pause(waited: float) -> float:
-    """Seconds until a rank looks again: a tenth of what it has waited, so that a thousand spare the file system, and not
-    all at once.
-    """
+    """Seconds until a rank looks again: a tenth of what it has waited, since a thousand look at the same file."""
     return min(2.0, max(0.05, waited / 10)) * random.uniform(0.5, 1)
 
 

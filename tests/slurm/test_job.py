@@ -17,6 +17,7 @@ from slurm import job
 from slurm.claim import take_over
 from slurm.exclusions import exclude, excluded
 from slurm.job import FAILED, check_packages, run_stage
+from slurm.lock import hold, let_go, locked
 from slurm.record import read_record
 from slurm.verdict import BadNode, Verdict, explain, read_verdict, write_verdict
 from workflow.config import load
@@ -105,7 +106,7 @@ def test_a_place_that_cannot_be_read_is_told_too(attempt, monkeypatch):
     assert run_stage(attempt) == FAILED
     verdict = read_verdict(attempt)
     assert (verdict.why, verdict.rank, verdict.node, verdict.job_id) == ("mistake", 3, "mx1", "42")
-    assert "the step has 3 nodes (1(x3) tasks), and names others: mx[0-1]" in verdict.message
+    assert "the step has 3 nodes (1(x3) tasks) and names others: mx[0-1]" in verdict.message
     in_slurm(monkeypatch, PROCID="3", HET_SIZE="2")
     assert run_stage(attempt) == FAILED
     assert "job 42 is a heterogeneous one" in read_verdict(attempt).message
@@ -230,3 +231,10 @@ while thread.is_alive():
 def test_many_signals_at_once_do_not_block_each_other():
     """Who cancels a local job tells each rank, and submitit's controller tells it again."""
     assert subprocess.run([sys.executable, "-c", SIGNALLED], timeout=60).returncode == 0
+
+
+def test_no_other_user_can_take_a_lock_in_a_folder_that_is_open_to_a_group(tmp_path):
+    with locked(tmp_path / "record"):
+        hold(tmp_path / "run")
+    let_go(tmp_path / "run")
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}

@@ -1,6 +1,7 @@
 """A stage as local processes: it outlives its terminal, and is never started twice."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -119,7 +120,7 @@ def test_a_second_local_process_does_not_enter_an_attempt(stage_command, stage_f
     attempt = running_attempt(stage_folder)
     second = subprocess.run([sys.executable, "-P", "-m", "slurm.job", attempt], capture_output=True, text=True)
     assert second.returncode == 1
-    assert "another process runs this attempt already" in second.stdout
+    assert re.search(r"process \d+ on \S+ runs this attempt already", second.stdout)
 
 
 def test_a_job_whose_note_was_never_made_is_found_by_its_command_line(stage_command, stage_folder):
