@@ -1,6 +1,7 @@
 """An attempt folder: what is asked for, and what the job finds there when it starts."""
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,24 @@ def publish(folder: Path, attempt: Path, shown: Mapping[str, Path]) -> None:
 def _copy(source: Path, place: Path) -> None:
     with commit(place) as aside:
         aside.write_bytes(source.read_bytes())
+
+
+START_LINE = 'echo "job $SLURM_JOB_ID, start $((${SLURM_RESTART_COUNT:-0} + 1)) on $SLURM_JOB_NODELIST"'
+"""What the batch script says first, so that the log shows where each start of the job begins."""
+LOG_BYTES = 65536
+"""The last ones of a log, which are read for what went wrong."""
+
+
+def last_start(attempt: Path, job_id: str) -> list[str]:
+    """Lines that the log of one of the attempt's jobs has got since its last start."""
+    log = log_of(attempt, job_id)
+    if not log.exists():
+        return []
+    with log.open("rb") as stream:
+        stream.seek(max(0, log.stat().st_size - LOG_BYTES))
+        text = stream.read().decode(errors="replace")
+    start = rf"^(?:job {job_id}, start \d+ on |\w+: .* rank\(s\).*, job {job_id}\b)"
+    return re.split(start, text, flags=re.MULTILINE)[-1].splitlines()
 
 
 def log_of(attempt: Path, job_id: str | None) -> Path:

@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from checkpoints.manifest import write_json
-from slurm.attempt import LOGS, log_of
+from slurm.attempt import LOGS, last_start
 from slurm.inside.place import Place
 from slurm.query.nodelist import expand
 
@@ -19,7 +19,11 @@ KILLED = {
     "Out Of Memory": "was killed because it was out of the memory that Slurm gave the job",
 }
 """What srun's words for the end of a task mean; it has many more, for the other signals."""
-LOG_BYTES = 65536
+LOST_PEER = re.compile(
+    r"Connection (reset|closed|refused)|Broken pipe|DistNetworkError|DistBackendError|remote process exited"
+    r"|remote error|Socket [Tt]imeout|recvValue failed",
+)
+"""In an error that says that another rank is gone, as when its node has crashed."""
 
 
 class Verdict(BaseModel):
@@ -84,17 +88,17 @@ def explain(attempt: Path, job_id: str | None) -> Verdict | None:
     said = read_verdict(attempt)
     if job_id is None or (said and said.why in ("mistake", "node")):
         return said
-    return _killed(log_of(attempt, job_id), job_id) or said or _stuck(attempt, job_id)
+    return _killed(attempt, job_id) or said or _stuck(attempt, job_id)
 
 
-def _killed(log: Path, job_id: str) -> Verdict | None:
+def lost_peer(verdict: Verdict | None) -> bool:
+    """Whether it says no more than that another rank is gone."""
+    return verdict is not None and verdict.why == "error" and bool(LOST_PEER.search(verdict.message))
+
+
+def _killed(attempt: Path, job_id: str) -> Verdict | None:
     """The rank that a signal ended before anyone had ended the last start of the job, from the log of srun."""
-    if not log.exists():
-        return None
-    with log.open("rb") as stream:
-        stream.seek(max(0, log.stat().st_size - LOG_BYTES))
-        text = stream.read().decode(errors="replace")
-    for line in re.split(rf"\n\w+: .* rank\(s\).*, job {job_id}\b", text)[-1].splitlines():
+    for line in last_start(attempt, job_id):
         found = re.match(r"srun: error: (\S+): tasks? (\d+)\S*: (.+)", line)
         if re.match(r"(slurmstepd|srun).*: error: \*\*\* ", line) or (found and found[3].startswith("Exited")):
             return None
