@@ -77,13 +77,19 @@ HOPELESS = {
     "InvalidAccount": "name another account (slurm.account)",
     "InvalidQOS": "name another QOS (slurm.qos)",
 }
-"""Reasons that no waiting changes, and the way out."""
+"""Reasons for which a job never starts, and the way out."""
+MAY_PASS = ("InvalidAccount", "InvalidQOS")
+"""Those of them that slurmctld gives as well while it has not heard from slurmdbd."""
 
 HELD = {
-    *("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD", "JobHeldAdmin", "JobHoldMaxRequeue", "BadConstraints"),
-    *("job_requeued_in_held_state", "launch_failed_requeued_held", "PartitionNodeLimit"),
+    *("REQUEUE_HOLD", "SPECIAL_EXIT", "JobHoldMaxRequeue"),
+    *("job_requeued_in_held_state", "launch_failed_requeued_held"),
 }
-"""States and reasons that end only when a person acts: waited for, but within a bound."""
+"""States and reasons after a job has failed to start: waited for, but within a bound.
+
+What an administrator holds, or what fits no node or partition as they are now, is waited for as long as it takes: the
+job would lose its place in the queue in a night of maintenance.
+"""
 
 UNTIL_IT_ENDS = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED")
 
@@ -120,8 +126,13 @@ def way_out(reason: str) -> str | None:
     return HOPELESS.get(reason.partition(",")[0].strip("() "))
 
 
+def may_pass(reason: str) -> bool:
+    """Whether a job that can never start may do so all the same in a while."""
+    return reason.partition(",")[0].strip("() ") in MAY_PASS
+
+
 def is_held(state: str, reason: str) -> bool:
-    """Whether only a person can let the job go on."""
+    """Whether Slurm has put the job aside because it did not start."""
     return bool({state.split()[0].rstrip("+"), reason.partition(",")[0].strip("() ")} & HELD)
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm.query.words import REASONS, STATES, is_held, reason_words, state_words, way_out
+from slurm.query.words import REASONS, STATES, is_held, may_pass, reason_words, state_words, way_out
 
 
 @pytest.mark.parametrize(
@@ -33,8 +33,9 @@ def test_a_state_is_told_in_words(said: tuple[str, ...], words: str):
 def test_what_no_waiting_changes_has_a_way_out_and_what_a_person_holds_is_known():
     assert "slurm.dependency" in (way_out("DependencyNeverSatisfied") or "")
     assert way_out("Priority") is None
-    assert is_held("REQUEUE_HOLD", "") and is_held("PENDING", "JobHeldAdmin")
-    assert not is_held("PENDING", "JobHeldUser")
+    assert is_held("REQUEUE_HOLD", "") and is_held("PENDING", "JobHoldMaxRequeue")
+    assert not is_held("PENDING", "JobHeldUser") and not is_held("PENDING", "JobHeldAdmin")
+    assert may_pass("InvalidQOS") and not may_pass("DependencyNeverSatisfied")
 
 
 @given(st.sampled_from([*STATES, "CANCELLED by 7", "X+"]), st.sampled_from([*REASONS, ""]) | st.text(), st.text())
