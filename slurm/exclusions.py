@@ -36,6 +36,13 @@ def excluded(folder: Path) -> dict[str, Exclusion]:
     return {node: entry for node, entry in sorted(found.items()) if entry.until > time.time()}
 
 
+def pardon(folder: Path, nodes: Iterable[str]) -> None:
+    """Avoid `nodes` no longer."""
+    with locked(folder / f".{FILE}.lock"):
+        left = {node: entry.model_dump() for node, entry in excluded(folder).items() if node not in set(nodes)}
+        write_json(folder / FILE, left)
+
+
 def exclude(folder: Path, nodes: Iterable[str], reason: str, hours: float) -> None:
     """Avoid `nodes` from now on. What has expired is forgotten."""
     with locked(folder / f".{FILE}.lock"):

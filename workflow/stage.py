@@ -8,12 +8,13 @@ from pathlib import Path
 from data.progress import read_progress
 from slurm.attempt import Request, publish
 from slurm.claim import Attached, Withdrawn, submit_or_attach, take_over, withdraw
-from slurm.query.queue import NoAnswer, QueueFull
+from slurm.exclusions import pardon
+from slurm.query.queue import NoAnswer, QueueFull, SubmitError
 from slurm.record import accept, is_finished, read_record
 from slurm.wait.attach import Waiter, failure, interrupts_noted
 from slurm.wait.callers import WATCHED, callers_alive
 from slurm.wait.display import Display
-from slurm.wait.judge import End
+from slurm.wait.judge import End, Judge
 from workflow.config import RunConfig
 from workflow.paths import RunPaths
 from workflow.request import make_request
@@ -43,8 +44,13 @@ def run_stage(run: RunConfig, stage: str, cores: int | None, log: Path | None) -
 def _wait(request: Request, display: Display, interrupts: list[int]) -> End:
     """One job after the other, as long as each leaves to the next what it could not do, and some get on."""
     attached, tries, point = None, 0, None
+    doubted: Judge | None = None
     while True:
-        attached = _submit(request, display, interrupts, attached)
+        try:
+            attached = _submit(request, display, interrupts, attached)
+        except SubmitError:  # as when there are too few nodes without those under suspicion
+            pardon(request.run_folder, doubted.suspects if doubted else ())
+            raise
         if isinstance(attached, End):
             return attached
         accept_inputs(request)
@@ -61,7 +67,14 @@ def _wait(request: Request, display: Display, interrupts: list[int]) -> End:
         if attached.record.executor == "local":
             display.say("stopped after committing its progress; the same command resumes it")
             return end
-        tries, point = (tries + 1 if point == resumed_at(attached.folder) else 1), resumed_at(attached.folder)
+        before, point = point, resumed_at(attached.folder)
+        tries = tries + 1 if point == before else 1
+        if waiter.judge.doubt and doubted and point == before:
+            display.say(f"job {doubted.record.job_id} {doubted.doubt}; and job {attached.record.job_id} as well")
+            pardon(request.run_folder, doubted.suspects + waiter.judge.suspects)
+            display.say(failure(attached, waiter.judge.doubt))
+            return End.FAILED
+        doubted = waiter.judge if waiter.judge.doubt else None
         if tries >= MAX_TRIES:
             display.say(f"{tries} jobs in a row ended without a committed step; see why before you run it again")
             display.say(failure(attached, waiter.text))

@@ -10,7 +10,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,10 +95,24 @@ def ranks_in(roll: Path) -> set[int]:
     return {int(path.stem) for path in roll.glob("*.json")}
 
 
-def has_begun(attempt: Path, job_id: str) -> bool:
-    """Whether the first rank of a job has begun, in this start or an earlier one of which there is still a trace."""
-    first = [_read(path) for path in (attempt / FOLDER).glob("*/0.json")]
-    return any(entry is not None and entry.job_id == job_id for entry in first)
+def has_begun(attempt: Path, job_id: str, restarts: int | None) -> bool:
+    """Whether a rank of a Slurm job has begun, in the start after so many restarts; None: in any."""
+    return any(_signatures(attempt, job_id, restarts))
+
+
+def nodes_begun(attempt: Path, job_id: str, restarts: int | None) -> set[str]:
+    """The nodes on which one has."""
+    return {entry.node for entry in map(_read, _signatures(attempt, job_id, restarts)) if entry}
+
+
+def last_begun(attempt: Path, job_id: str) -> int:
+    """After how many restarts of a Slurm job a rank has begun last; -1 when none ever has."""
+    return max((int(path.parent.name.split("-")[-1]) for path in _signatures(attempt, job_id, None)), default=-1)
+
+
+def _signatures(attempt: Path, job_id: str, restarts: int | None) -> Iterator[Path]:
+    start = "*" if restarts is None else restarts
+    return (attempt / FOLDER).glob(f"slurm-{job_id}-*-{start}/*.json")
 
 
 def missing(place: Place, present: dict[int, Entry]) -> Missing:

@@ -1,21 +1,26 @@
 """What the state of a job, and what its ranks say, mean for the one who waits: go on waiting, or how it ended."""
 
 import contextlib
+import os
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from enum import Enum
 from pathlib import Path
 
 from slurm.attempt import is_cancelled, read_job_file
 from slurm.exclusions import exclude
-from slurm.inside.roll_call import has_begun
+from slurm.inside.roll_call import has_begun, last_begun
+from slurm.query import queue
+from slurm.query.nodelist import expand
 from slurm.query.queue import NoAnswer
-from slurm.query.words import is_held, way_out
+from slurm.query.words import is_held, may_pass, way_out
 from slurm.record import Record
-from slurm.verdict import explain, read_verdict
+from slurm.verdict import explain, lost_peer, read_verdict
 from slurm.wait import state
 from slurm.wait.background import in_background
-from slurm.wait.launch import blamed_by_srun, blamed_for_silence
+from slurm.wait.launch import blamed_by_srun
+from slurm.wait.lost import gone, listed, wait_for_loss
 from slurm.wait.state import Kind, State
 
 RETURN_SECONDS = 900.0
@@ -34,6 +39,14 @@ notices after its SlurmdTimeout (300 s by default), and then starts the job agai
 LOCAL_STRAGGLER_SECONDS = 60.0
 START_SECONDS = 1.0
 """A job runs for so long before it is judged by which of its ranks have started."""
+HOPELESS_SECONDS = 600.0
+"""How long a reason that may pass is waited for: slurmdbd may have been started again."""
+LAUNCHES = 5
+"""So often in a row Slurm may start a job without a rank that begins. It does so for ever, and says nothing."""
+SUSPECT_HOURS = 1.0
+"""How long a node is avoided on which no rank has begun though nothing is known against it."""
+NO_LOG = ("exit code 0:53", "JobLaunchFailure")
+"""Reasons of a job whose first node could not open the log."""
 
 
 class End(Enum):
@@ -55,11 +68,20 @@ class Judge:
         self.since: dict[str, float] = {}
         self.begun = False
         self.ended_by_us = False
+        self.again = False
+        """Another job may succeed, whatever is said of this one."""
+        self.doubt = ""
+        """What is strange about the end of this job, which another one may do better: but not a third one."""
+        self.suspects: tuple[str, ...] = ()
+        """Nodes that are avoided because of a doubt."""
+        self.nodes, self.restarts = "", None
+        self.loss: Future[dict[str, str]] | None = None
 
     def look(self, found: State) -> End | None:
         """The end that a state of the job means, or None while it may still succeed."""
         if found.kind is Kind.FINISHED:
             return End.FINISHED
+        self._note(found)
         if found.kind is Kind.ENDED:
             patience = self._patience(found)
             return self._over(found) if self._lasts("ended", True) > patience or self._explained() else None
@@ -68,8 +90,16 @@ class Judge:
         self._lasts("ended", False)
         if self._lasts("returning", found.kind is Kind.RETURNING) > self._return_seconds(found):
             return self._over(found)
-        if found.said and found.word == "PENDING" and way_out(found.said.reason):
-            return self._give_up(f"{found.text}; {way_out(found.said.reason)}")
+        hopeless = way_out(found.said.reason) if found.said and found.word == "PENDING" else None
+        patience = HOPELESS_SECONDS if found.said and may_pass(found.said.reason) else 0.0
+        if self._lasts("hopeless", hopeless is not None) >= patience:
+            return self._give_up(f"{found.text}; {hopeless}")
+        if found.word == "PENDING" and self._starts_in_vain():
+            return self._give_up(
+                f"was started {LAUNCHES} times by Slurm, and no rank has begun. As a rule Slurm does not know this "
+                f"user on its machines (`getent passwd {os.getuid()}` there), or a prolog fails; slurmctld's log, "
+                "which an administrator can read, says what is wrong with a job of this number"
+            )
         held = found.said is not None and is_held(found.said.state, found.said.reason)
         if self._lasts("held", held) > RETURN_SECONDS:
             return self._give_up(f"{found.text}, for {RETURN_SECONDS / 60:.0f} minutes by now")
@@ -78,12 +108,26 @@ class Judge:
             self._end_silence(found)
         return None
 
+    def _note(self, found: State) -> None:
+        said = found.said
+        if said is None:
+            return
+        self.nodes = said.nodes or self.nodes
+        if said.restarts is not None and said.restarts != self.restarts:
+            self.restarts, self.begun = said.restarts, False
+            self._lasts("running", False)
+
+    def _starts_in_vain(self) -> bool:
+        job_id, restarts = self.record.job_id, self.restarts or 0
+        return job_id is not None and restarts >= LAUNCHES and restarts - last_begun(self.attempt, job_id) > LAUNCHES
+
     def _lasts(self, what: str, holds: bool) -> float:
         """Seconds since `what` holds without a break; a negative number when it does not."""
         if not holds:
             self.since.pop(what, None)
             return -1.0
-        return time.monotonic() - self.since.setdefault(what, time.monotonic())
+        now = time.monotonic()
+        return now - self.since.setdefault(what, now)
 
     def _patience(self, found: State) -> float:
         return CLEAR.get(found.word, ENDED_SECONDS[self.record.executor])
@@ -92,39 +136,63 @@ class Judge:
         return FINAL_SECONDS if found.said and found.said.by == "squeue" else RETURN_SECONDS
 
     def _explained(self) -> bool:
-        """Whether it is known why there will be no result: from a rank, from its log, or from srun if none started."""
+        """Whether it is known why there will be no result: from a rank, from its log, or from srun."""
         verdict = explain(self.attempt, self.record.job_id)
-        return bool(self._blamed()) if verdict is None else verdict.why != "stopped"
+        return bool(self._blamed()) if verdict is None or verdict.why == "stopped" else True
 
     def _blamed(self) -> dict[str, str]:
-        """Nodes on which srun could not start a rank, if none has started, and what it said."""
+        """Nodes on which srun could not start a rank, and what it said."""
         job_id = self.record.job_id
-        if job_id is None or self.record.executor == "local" or has_begun(self.attempt, job_id):
+        if job_id is None or self.record.executor == "local":
             return {}
-        return blamed_by_srun(self.attempt, job_id)
+        return blamed_by_srun(self.attempt, job_id, self.restarts, self.nodes)
 
-    def _over(self, found: State) -> End:
-        """Whether another job may succeed. Not when somebody has cancelled this one, and wants no other one for it."""
+    def _over(self, found: State) -> End | None:
+        """Whether another job may succeed. Not when somebody has cancelled this one, and wants no other one for it.
+
+        None while Slurm may yet miss a node.
+        """
         cancelled = found.word == "CANCELLED" and not self.ended_by_us
         if cancelled or is_cancelled(self.attempt, self.record.job_id):
             return End.FAILED
         verdict = read_verdict(self.attempt)
         why = verdict.why if verdict else None
-        if why == "stopped":
-            return End.AGAIN
-        if self.record.executor == "local":
-            return End.FAILED
+        if self.record.executor == "local" or why == "mistake":
+            return End.AGAIN if why == "stopped" else End.FAILED
         if verdict and why == "node":
             self.say(f"{', '.join(verdict.nodes)} failed: {verdict.message}; avoided from now on, a new job starts")
             return End.AGAIN
-        if why is None and not self.ended_by_us:
+        told = explain(self.attempt, self.record.job_id)
+        if not self.again and (told is None or told.why == "stopped" or lost_peer(told)):
             self._avoid(self._blamed())
-        if why is None and self.ended_by_us:  # it did not start
+        if self.again or why == "stopped":
             return End.AGAIN
         if found.word in LOST and why in (None, "error"):  # the error of a rank is that the others were gone
             self.say(f"job {self.record.job_id} {found.text}; a new job goes on from what was committed")
             return End.AGAIN
-        return End.FAILED
+        if told is None and found.said and found.said.reason in NO_LOG and not self._has_begun():
+            self._suspect(f"could not open its log on its first node, {self._first_node()}")
+            return End.AGAIN
+        return self._over_for_a_peer() if lost_peer(told) else End.FAILED
+
+    def _over_for_a_peer(self) -> End | None:
+        """The error of a rank is that another one is gone: Slurm notices the loss of a node later, or there is none."""
+        if self.loss is None:
+            self._find_nodes()
+            nodes = self.nodes
+            self.loss = in_background(lambda: wait_for_loss(nodes))
+            self.say(f"job {self.record.job_id} has lost a rank; waiting for Slurm to say whether a node is gone")
+        if not self.loss.done():
+            return None
+        lost = self.loss.result()
+        if lost:
+            self.say(
+                f"job {self.record.job_id} lost a node, which failed or does not answer: {listed(lost)}; "
+                "a new job goes on from what was committed"
+            )
+        else:
+            self.doubt = f"lost a rank, though Slurm misses none of its nodes {self.nodes}"
+        return End.AGAIN
 
     def _give_up(self, why: str) -> End:
         self.say(f"job {self.record.job_id} {why}. It is cancelled, and the same command submits it again")
@@ -154,25 +222,54 @@ class Judge:
         if not runs or found.said is None or self.begun or self.record.job_id is None:
             self.begun = self.begun and runs  # a requeued job has to begin again
             return
-        self.begun = has_begun(self.attempt, self.record.job_id)
-        if self.begun or seconds < START_SECONDS:  # rank 0 of a requeued job is just about to sign the roll anew
+        self.begun = self._has_begun()
+        if self.begun or seconds < START_SECONDS:  # ranks of a requeued job are just about to sign the roll anew
             return
-        blamed = self._blamed()
-        watch = read_job_file(self.attempt).watch
-        if not blamed and seconds > 60 * watch.start_minutes:
-            reason = f"no rank of job {self.record.job_id} had started after {watch.start_minutes:g} minutes"
-            blamed = dict.fromkeys(blamed_for_silence(found.said.nodes), reason)
-        if blamed:
-            self._avoid(blamed)
+        blamed, minutes = self._blamed(), read_job_file(self.attempt).watch.start_minutes
+        silent = f"started no rank on {self.nodes} within {minutes:g} minutes (slurm.watch.start_minutes)"
+        if not blamed and seconds > 60 * minutes:
+            blamed = {
+                node: f"job {self.record.job_id} {silent}, and it is {said}" for node, said in gone(self.nodes).items()
+            }
+            if not blamed:
+                self._suspect(f"{silent}; does a line of slurm.setup hang?")
+        self._avoid(blamed)
+        if self.again:
             self._cancel()
+
+    def _has_begun(self) -> bool:
+        return self.record.job_id is not None and has_begun(self.attempt, self.record.job_id, self.restarts)
+
+    def _find_nodes(self) -> None:
+        """Of a job that nobody has seen running here; the accounting knows them too."""
+        if not self.nodes and self.record.job_id:
+            with contextlib.suppress(NoAnswer):
+                said = queue.last_start(self.record.job_id, self.record.submitted - FINAL_SECONDS)
+                self.nodes = said.nodes if said else ""
+
+    def _first_node(self) -> str:
+        """Where the batch script ran, or nothing."""
+        self._find_nodes()
+        return next(iter(expand(self.nodes)), "")
+
+    def _suspect(self, doubt: str) -> None:
+        """The batch script runs on the first node, and may have failed because of it: the next job shows it."""
+        self.doubt, self.again = doubt, True
+        first = self._first_node()
+        said = f"job {self.record.job_id} {doubt}"
+        self.suspects = (first,) if first else ()
+        exclude(self._run_folder(), self.suspects, said, SUSPECT_HOURS)
+        self.say(f"{said}; another job tries it{f' without {first}' if first else ''}")
+
+    def _run_folder(self) -> Path:
+        return self.attempt / read_job_file(self.attempt).run_folder
 
     def _avoid(self, blamed: dict[str, str]) -> None:
         """Keep the next jobs of the run away from nodes, by node why. None: nothing happens."""
-        job_file = read_job_file(self.attempt)
         for node, reason in blamed.items():
-            exclude(self.attempt / job_file.run_folder, [node], reason, job_file.watch.exclude_hours)
+            exclude(self._run_folder(), [node], reason, read_job_file(self.attempt).watch.exclude_hours)
             self.say(f"node {node}: {reason}; it is avoided from now on, and the job starts elsewhere")
-            self.ended_by_us = True
+            self.again = True
 
     def _cancel(self) -> None:
         """Ask for the end of the job; nobody waits for the answer, and where it fails it is asked again."""

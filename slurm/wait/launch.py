@@ -3,45 +3,41 @@
 import re
 from pathlib import Path
 
-from slurm.attempt import LOGS
-from slurm.query import queue
+from slurm.attempt import last_start
+from slurm.inside.roll_call import nodes_begun
 from slurm.query.nodelist import expand
-from slurm.query.queue import NoAnswer
 
 ERRORS = (
     re.compile(r"Task launch for StepId=\S+ failed on node (\S+?):? "),
     re.compile(r"error: Node failure on (\S+)"),
     re.compile(r"launch failed on node (\S+?):? "),
     re.compile(r"Unable to contact node (\S+)"),
-    re.compile(r"srun: error: (\S+): tasks? \S+: (?:Exited with exit code 2(?:0[3-6])|unable to execve)"),
+    re.compile(r"srun: error: (\S+): tasks? \S+: (?:Exited with exit code (?:2|126|127|20[3-6])\b|unable to execve)"),
 )
-"""What srun and slurmstepd say of a node on which a step could not start."""
-READ_BYTES = 65536
+"""What srun and slurmstepd say of a node on which a step could not start: the last one, that Python is not there."""
+PYTHON_FAILED = re.compile(r"srun: error: (\S+): tasks? \S+: Exited with exit code 1\b")
+SHARE = 8
+"""What fails on more than one node, and on more than one in so many, is no node's fault."""
 
 
-def blamed_by_srun(attempt: Path, job_id: str) -> dict[str, str]:
-    """Nodes on which srun could not start a step of the job, and what it said, from the log of the batch script."""
-    found: dict[str, str] = {}
-    for path in (attempt / LOGS).glob(f"{job_id}*_log.*"):
-        if not re.fullmatch(rf"{job_id}(_0)?_log\.(out|err)", path.name):
-            continue
-        with path.open("rb") as stream:
-            stream.seek(max(0, path.stat().st_size - READ_BYTES))
-            lines = stream.read().decode(errors="replace").splitlines()
-        for line in lines:
-            match = next(filter(None, (pattern.search(line) for pattern in ERRORS)), None)
-            if match:
-                found |= dict.fromkeys(expand(match[1]), line.strip())
-    return found
+def blamed_by_srun(attempt: Path, job_id: str, restarts: int | None, nodes: str) -> dict[str, str]:
+    """Of a job's nodes, those on which no rank has begun in its last start because srun could not, and what it said.
 
-
-def blamed_for_silence(nodes: str) -> tuple[str, ...]:
-    """Of the nodes of a job of which no rank has started: those that Slurm calls broken, or the first one.
-
-    The batch script runs on the first node, and starts all ranks from there.
+    Where ranks have begun elsewhere, also those on which Python ended before one could. None, where so many are named
+    that the fault is everywhere.
     """
-    try:
-        broken = tuple(queue.broken_nodes(nodes))
-    except NoAnswer:
-        broken = ()
-    return broken or tuple(expand(nodes)[:1])
+    lines = last_start(attempt, job_id)
+    found = _named(lines, ERRORS)
+    begun = nodes_begun(attempt, job_id, restarts) if found or any(map(PYTHON_FAILED.search, lines)) else set[str]()
+    found |= _named(lines, (PYTHON_FAILED,)) if begun else {}
+    blamed = {node: said for node, said in found.items() if node not in begun}
+    return blamed if len(blamed) <= max(1, len(expand(nodes)) // SHARE) else {}
+
+
+def _named(lines: list[str], patterns: tuple[re.Pattern[str], ...]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for line in lines:
+        match = next(filter(None, (pattern.search(line) for pattern in patterns)), None)
+        if match:
+            found |= dict.fromkeys(expand(match[1]), line.strip())
+    return found

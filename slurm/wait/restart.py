@@ -6,12 +6,12 @@ from slurm.query import queue
 from slurm.query.queue import NoAnswer, Said
 from slurm.verdict import Verdict
 from slurm.wait.display import Reading
+from slurm.wait.lost import gone, listed
 
 TRIES, TRY_SECONDS = 6, 0.7
 """The accounting is a little behind the queue."""
 ROOM_TRIES, ROOM_SECONDS = 15, 2.0
 """Slurm cleans up on nodes before it starts another job there."""
-DRAINED = ("drain", "drng")
 SKEW_SECONDS = 60.0
 """Between the clocks of this machine and of Slurm's."""
 
@@ -20,15 +20,14 @@ def why_again(job_id: str, nodes: str, since: float, verdict: Verdict | None) ->
     """One line on why the job that ran on `nodes` at the Unix time `since` has to start again."""
     said, broken = None, dict[str, str]()
     for _ in range(TRIES):
-        said, broken = _last_start(job_id, since), _broken(nodes)
+        said, broken = _last_start(job_id, since), gone(nodes)
         if broken or said is not None:
             break
         time.sleep(TRY_SECONDS)
     if said and said.word == "PREEMPTED":
         return "was preempted by a job of higher priority; Slurm starts it again"
     if broken:
-        named = ", ".join(f"{node} ({state})" for node, state in broken.items())
-        return f"lost a node, which failed or does not answer: {named}; Slurm starts the job again elsewhere"
+        return f"lost a node, which failed or does not answer: {listed(broken)}; Slurm starts the job again elsewhere"
     if said and said.word == "NODE_FAIL":
         return f"lost one of its nodes {nodes}, which has failed; Slurm starts the job again"
     if verdict and verdict.why == "stopped":
@@ -59,15 +58,6 @@ def went_on(before: Reading, now: Reading) -> str:
     unit = now["unit"]
     lost = max(0, int(before["done"]) - int(now["first"])) if before["unit"] == unit else 0
     return f"goes on from {now['first']} of {now['total']} {unit}; {lost} {unit} are done again"
-
-
-def _broken(nodes: str) -> dict[str, str]:
-    """Nodes that are gone; on one that is drained, jobs go on."""
-    try:
-        found = queue.broken_nodes(nodes) if nodes else {}
-    except NoAnswer:
-        return {}
-    return {node: state for node, state in found.items() if state.endswith("*") or not state.startswith(DRAINED)}
 
 
 def _last_start(job_id: str, since: float) -> Said | None:

@@ -11,7 +11,7 @@ from slurm.claim import Withdrawn, submit_or_attach, withdraw
 from slurm.config import SlurmConfig, WatchConfig
 from slurm.exclusions import excluded
 from slurm.query.queue import QueueFull, SubmitError, submit_error
-from slurm.wait import judge
+from slurm.wait import judge, lost
 from slurm.wait.judge import End, Judge
 from slurm.wait.state import query
 
@@ -37,8 +37,8 @@ def said(request_for, jobs, fake_slurm):
     attached = submit_or_attach(request_for(slurm=ON_SLURM))
     judging = Judge(attached.folder, attached.record, lines.append)
 
-    def look(state: str, reason: str = "None", seconds: float = 0) -> End | None:
-        fake_slurm.save({**jobs()[0], "state": state, "reason": reason})
+    def look(state: str, reason: str = "None", seconds: float = 0, **more: object) -> End | None:
+        fake_slurm.save({**jobs()[0], "state": state, "reason": reason, **more})
         end, until = None, time.monotonic() + seconds
         while end is None:
             end = judging.look(query(attached.folder.parent, attached.record))
@@ -47,13 +47,25 @@ def said(request_for, jobs, fake_slurm):
             time.sleep(0.05)
         return end
 
-    look.lines, look.attached = lines, attached
+    look.lines, look.attached, look.judge = lines, attached, judging
     return look
 
 
 def write_verdict(attempt: Path, why: str, **more: object) -> None:
     verdict = {"why": why, "message": "m", "rank": 0, "node": "mx1", "job_id": "1000", "time": 1, "traceback": ""}
     (attempt / "verdict-0000.json").write_text(json.dumps(verdict | more))
+
+
+def sign(attempt: Path, node: str, rank: int = 0, restarts: int = 0) -> None:
+    """A rank of job 1000 has begun on a node."""
+    roll = attempt / "roll" / f"slurm-1000-0-{restarts}"
+    roll.mkdir(parents=True, exist_ok=True)
+    entry = {"rank": rank, "node": node, "pid": 1, "job_id": "1000", "began": 0, "event": "start", "at": 0, "time": 1}
+    (roll / f"{rank}.json").write_text(json.dumps(entry))
+
+
+def log(attempt: Path, *lines: str) -> None:
+    (attempt / "log" / "1000_0_log.out").write_text("".join(f"{line}\n" for line in lines))
 
 
 @pytest.mark.parametrize(
@@ -124,7 +136,7 @@ def test_a_dependency_that_fails_ends_the_wait_and_the_job(said, jobs):
     assert jobs()[0]["state"] == "CANCELLED"
 
 
-@pytest.mark.parametrize(("state", "reason"), [("REQUEUE_HOLD", "None"), ("PENDING", "JobHeldAdmin")])
+@pytest.mark.parametrize(("state", "reason"), [("REQUEUE_HOLD", "None"), ("PENDING", "JobHoldMaxRequeue")])
 def test_a_held_job_is_given_up_after_a_while(said, jobs, monkeypatch, state, reason):
     assert said(state, reason) is None
     monkeypatch.setattr(judge, "RETURN_SECONDS", 0.2)
@@ -132,9 +144,32 @@ def test_a_held_job_is_given_up_after_a_while(said, jobs, monkeypatch, state, re
     assert "held by" in said.lines[0] and jobs()[0]["state"] == "CANCELLED"
 
 
-def test_a_job_that_its_owner_holds_is_waited_for(said, monkeypatch):
+@pytest.mark.parametrize("reason", ["JobHeldUser", "JobHeldAdmin", "BadConstraints", "PartitionNodeLimit"])
+def test_a_job_that_a_person_holds_or_that_fits_nothing_for_a_night_is_waited_for(said, monkeypatch, reason):
     monkeypatch.setattr(judge, "RETURN_SECONDS", 0.1)
-    assert said("PENDING", "JobHeldUser", seconds=0.5) is None
+    assert said("PENDING", reason, seconds=0.5) is None
+
+
+def test_a_name_that_slurm_does_not_know_is_one_that_it_may_know_again(said, jobs, monkeypatch):
+    assert said("PENDING", "InvalidAccount", seconds=0.5) is None
+    monkeypatch.setattr(judge, "HOPELESS_SECONDS", 0.1)
+    assert said("PENDING", "InvalidAccount", seconds=1) is End.FAILED
+    assert "name another account (slurm.account)" in said.lines[0] and jobs()[0]["state"] == "CANCELLED"
+
+
+def test_a_job_that_slurm_starts_again_and_again_without_a_rank_is_ended_and_says_why(said, jobs):
+    """As for a user that slurmctld does not know: "Can not create job credential", in its own log alone."""
+    for restarts in range(judge.LAUNCHES):
+        assert said("PENDING", "BeginTime", restarts=restarts) is None
+    assert said("PENDING", "BeginTime", restarts=judge.LAUNCHES) is End.FAILED
+    assert "was started 5 times by Slurm, and no rank has begun" in said.lines[0]
+    assert jobs()[0]["state"] == "CANCELLED"
+
+
+def test_a_job_that_is_often_started_again_and_gets_on_is_let_be(said):
+    sign(said.attached.folder, "mx0", restarts=2)
+    assert said("PENDING", "BeginTime", restarts=judge.LAUNCHES + 2) is None
+    assert said("PENDING", "BeginTime", restarts=judge.LAUNCHES + 3) is End.FAILED
 
 
 def test_a_bad_node_is_named_and_another_job_follows(said):
@@ -143,15 +178,32 @@ def test_a_bad_node_is_named_and_another_job_follows(said):
     assert said.lines == ["mx1 failed: a card is missing; avoided from now on, a new job starts"]
 
 
-def test_a_job_of_which_no_rank_starts_is_ended_and_its_node_avoided(said, jobs, monkeypatch):
-    monkeypatch.setattr(judge, "blamed_for_silence", lambda nodes: ("mx2",))
-    assert said("RUNNING", seconds=2) is None
-    assert "mx2" in excluded(said.attached.folder.parents[1])
-    assert "no rank of job 1000 had started after 0.01 minutes" in said.lines[0]
+def cancelled(jobs) -> bool:
     for _ in range(100):
         time.sleep(0.05)
         if jobs()[0]["state"] == "CANCELLED":
-            break
+            return True
+    return False
+
+
+def test_a_job_of_which_no_rank_starts_is_ended_and_the_node_that_is_gone_is_avoided(said, jobs, monkeypatch):
+    monkeypatch.setattr(judge, "gone", lambda nodes: {"mx2": "down*"})
+    assert said("RUNNING", seconds=2, nodes="mx[1-2]") is None
+    assert "it is down*" in excluded(said.attached.folder.parents[1])["mx2"].reason
+    assert "job 1000 started no rank on mx[1-2] within 0.01 minutes" in said.lines[0]
+    assert cancelled(jobs)
+    monkeypatch.setitem(judge.CLEAR, "CANCELLED", 0.1)
+    assert said("CANCELLED", seconds=1) is End.AGAIN
+    assert not said.judge.doubt
+
+
+def test_a_job_of_which_no_rank_starts_on_nodes_that_are_well_is_in_doubt(said, jobs, monkeypatch):
+    monkeypatch.setattr(judge, "gone", lambda nodes: {})
+    assert said("RUNNING", seconds=2, nodes="mx[1-2]") is None
+    assert cancelled(jobs)
+    assert "does a line of slurm.setup hang?; another job tries it without mx1" in said.lines[0]
+    entry = excluded(said.attached.folder.parents[1])["mx1"]
+    assert said.judge.suspects == ("mx1",) and entry.until < time.time() + 3601
     monkeypatch.setitem(judge.CLEAR, "CANCELLED", 0.1)
     assert said("CANCELLED", seconds=1) is End.AGAIN
 
@@ -162,18 +214,88 @@ def test_a_job_of_which_no_rank_starts_is_ended_and_its_node_avoided(said, jobs,
         "srun: error: Task launch for StepId=1000.0 failed on node mx3: Invalid job credential",
         "slurmstepd: error: Node failure on mx3",
         "srun: error: Node failure on mx3",
+        "srun: error: mx3: task 1: Exited with exit code 2",
     ],
 )
 def test_a_node_on_which_srun_fails_is_avoided_at_once(said, line):
-    (said.attached.folder / "log" / "1000_0_log.out").write_text(f"{line}\nsrun: error: Application launch failed\n")
-    said("RUNNING", seconds=2)
+    sign(said.attached.folder, "mx0", restarts=0)
+    log(said.attached.folder, line, "srun: error: Application launch failed")
+    said("RUNNING", seconds=2, nodes="mx[0-3]", restarts=1)
     assert line in excluded(said.attached.folder.parents[1])["mx3"].reason
 
 
-def test_a_job_that_srun_could_not_start_and_that_failed_by_itself_has_a_successor(said):
-    (said.attached.folder / "log" / "1000_0_log.out").write_text("srun: error: Node failure on mx3\n")
-    assert said("FAILED", "NonZeroExitCode") is End.AGAIN
-    assert "mx3" in excluded(said.attached.folder.parents[1])
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["srun: error: mx[0-3]: tasks 0-3: Exited with exit code 2"],
+        ["srun: error: mx3: task 3: Exited with exit code 1"],
+        ["srun: error: mx3: task 3: Terminated"],
+        ["srun: error: Node failure on mx3", "job 1000, start 2 on mx[0-2]"],
+    ],
+)
+def test_what_is_wrong_everywhere_or_unknown_or_of_an_earlier_start_is_no_nodes_fault(said, lines):
+    log(said.attached.folder, *lines)
+    said("FAILED", "NonZeroExitCode", seconds=0.5, nodes="mx[0-3]", restarts=1)
+    assert not excluded(said.attached.folder.parents[1])
+
+
+def test_a_node_on_which_no_rank_came_up_is_avoided_though_others_began_and_stopped(said):
+    sign(said.attached.folder, "mx0")
+    write_verdict(said.attached.folder, "stopped")
+    log(
+        said.attached.folder,
+        "srun: error: mx1: task 1: Exited with exit code 1",
+        "srun: error: mx0: task 0: Terminated",
+    )
+    assert said("FAILED", "NonZeroExitCode", nodes="mx[0-1]") is End.AGAIN
+    assert list(excluded(said.attached.folder.parents[1])) == ["mx1"]
+
+
+def test_a_node_on_which_ranks_had_begun_is_not_blamed_for_its_crash(said):
+    sign(said.attached.folder, "mx3")
+    log(said.attached.folder, "srun: error: Node failure on mx3")
+    said("RUNNING", seconds=1.5, nodes="mx[0-3]")
+    assert not said.lines and not excluded(said.attached.folder.parents[1])
+
+
+def test_a_first_node_that_cannot_open_the_log_is_under_suspicion(said, monkeypatch, knob):
+    knob("sacct.down")
+    monkeypatch.setitem(judge.ENDED_SECONDS, "slurm", 0.2)
+    assert said("FAILED", "JobLaunchFailure", seconds=1, nodes="mx[2-3]") is End.AGAIN
+    assert said.judge.suspects == ("mx2",)
+    assert "could not open its log on its first node, mx2; another job tries it without mx2" in said.lines[0]
+
+
+PEER = "RuntimeError: [pair.cc:534] Connection closed by peer [10.0.0.3]:4711"
+
+
+@pytest.mark.parametrize("node", ["mx1|down*", "mx1|idle"])
+def test_a_rank_that_lost_its_peer_waits_for_slurm_to_miss_the_node(said, monkeypatch, tmp_path, node):
+    """srun ends the job long before a node that has crashed is down for Slurm."""
+    monkeypatch.setattr(lost, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(lost, "MARGIN_SECONDS", 0.1)
+    (tmp_path / "bin/scontrol").write_text("#!/bin/sh\necho 'SlurmdTimeout           = 1 sec'\n")
+    sinfo = tmp_path / "bin/sinfo"
+    sinfo.write_text("#!/bin/sh\necho 'mx1|alloc'\n")
+    sinfo.chmod(0o755)
+    sign(said.attached.folder, "mx0")
+    write_verdict(said.attached.folder, "error", message=PEER)
+    assert said("RUNNING", nodes="mx[0-1]") is None
+    assert said("FAILED", "NonZeroExitCode", seconds=0.5, nodes="mx[0-1]") is None
+    sinfo.write_text(f"#!/bin/sh\necho '{node}'\n")
+    assert said("FAILED", "NonZeroExitCode", seconds=5, nodes="mx[0-1]") is End.AGAIN
+    assert not excluded(said.attached.folder.parents[1])
+    if "down" in node:
+        assert "job 1000 lost a node, which failed or does not answer: mx1 (down*)" in said.lines[1]
+        assert not said.judge.doubt
+    else:
+        assert said.judge.doubt == "lost a rank, though Slurm misses none of its nodes mx[0-1]"
+
+
+def test_an_error_of_its_own_is_told_at_once(said):
+    sign(said.attached.folder, "mx0")
+    write_verdict(said.attached.folder, "error", message="KeyError: 'loss'")
+    assert said("FAILED", "NonZeroExitCode", nodes="mx[0-1]") is End.FAILED
 
 
 def test_a_job_that_a_person_cancels_has_no_successor(said, request_for):

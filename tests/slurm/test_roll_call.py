@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm.inside.place import Place
-from slurm.inside.roll_call import Entry, has_begun, missing, open_roll, read_roll, sign, stuck
+from slurm.inside.roll_call import Entry, has_begun, last_begun, missing, nodes_begun, open_roll, read_roll, sign, stuck
 
 PLACE = Place("slurm", 0, 8, 0, "mx0", "42", 0, "slurm-42-0-0", None, {"mx0": 4, "mx1": 4})
 
@@ -21,11 +21,14 @@ def test_all_that_have_signed_are_read_and_a_later_start_sweeps_an_earlier_one(t
     for rank in (0, 3):
         sign(roll, entry(rank))
     assert read_roll(roll) == {0: entry(0), 3: entry(3)}
-    assert has_begun(tmp_path, "42")
-    assert not has_begun(tmp_path, "43")
+    assert has_begun(tmp_path, "42", 0) and has_begun(tmp_path, "42", None)
+    assert not has_begun(tmp_path, "43", None)
     later = open_roll(tmp_path, replace(PLACE, start="slurm-42-0-1"))
     assert [path.name for path in later.parent.iterdir()] == ["slurm-42-0-1"]
-    assert not has_begun(tmp_path, "42")
+    assert not has_begun(tmp_path, "42", 1)
+    sign(later, entry(5, "mx1"))
+    assert nodes_begun(tmp_path, "42", 1) == {"mx1"}
+    assert (last_begun(tmp_path, "42"), last_begun(tmp_path, "43")) == (1, -1)
     with pytest.raises(FileNotFoundError):
         sign(roll, entry(3))
 
