@@ -58,9 +58,10 @@ NODE_LISTS = ("exclude", "nodelist")
 LONG_NAME = re.compile(r"[a-z][a-z0-9-]+")
 HIDE = "keep it in a file that only you can read (chmod 600), and write `export NAME=$(cat FILE)` in slurm.setup"
 SECRET = re.compile(
-    r"(^|_)(TOKEN|SECRET|PASS|PASSPHRASE|CREDENTIALS?|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY)(_|$)|PASSW", re.IGNORECASE
+    r"SECRET|PASSW|PASSPHRASE|CREDENTIAL|(TOKEN|KEY|KEYS)(_|$)|(^|_)(PASS|PAT|AUTH)(_|$)|_PWD(_|$)", re.IGNORECASE
 )
-"""Names of environment variables whose values are nobody else's business; TOKENIZERS_PARALLELISM is none."""
+"""Names of environment variables whose values are nobody else's business: they are refused where others may read them,
+and not shown. TOKENIZERS_PARALLELISM, MAX_TOKENS, PATH and PWD are none of them."""
 LITERAL = re.compile(r"""\b(\w+)=(?!["']?[$`])["']?\S""")
 """An assignment of a value that stands there, and is not the content of a file or another variable."""
 
@@ -84,15 +85,21 @@ def check_additional(options: Mapping[str, Value]) -> dict[str, Value]:
 
 def one_line(value: Value) -> Value:
     """The value, which has to fit one line of a batch script."""
-    if isinstance(value, str) and not (value and value.isprintable()):
+    if not isinstance(value, str):
+        return value
+    if not (value and value.isprintable()):
         raise ValueError(f"it should be one line of printable text, and not {value!r}")
-    return value
+    return without_secret(value)
 
 
 def check_setup(lines: list[str]) -> list[str]:
-    """ValueError when a line holds a secret: Slurm shows batch scripts, and may store them in its accounting."""
-    for line in lines:
-        for name in LITERAL.findall(line):
-            if SECRET.search(name):
-                raise ValueError(f"the line that sets {name} would show it to whoever may read batch scripts; {HIDE}")
-    return lines
+    """ValueError when a line holds a secret."""
+    return [without_secret(line) for line in lines]
+
+
+def without_secret(text: str) -> str:
+    """The text. ValueError when it sets a secret: Slurm shows options and batch scripts, and may store them."""
+    for name in LITERAL.findall(text):
+        if SECRET.search(name):
+            raise ValueError(f"what sets {name} would be shown to whoever may look at the job; {HIDE}")
+    return text

@@ -6,6 +6,7 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from slurm.ask.options import SECRET
 from slurm.attempt import JobFile
 from slurm.config import Variable
 from slurm.devices.device import Kind
@@ -18,8 +19,6 @@ INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "MCCL_SOCKET_IFNAME")
 SHARED_CARD = "MACA_MPS_MODE"
 READ_AT_START = re.compile(r"PATH|LD_\w+|PYTHON\w+|GLIBC_TUNABLES|MALLOC_\w+")
 """The loader, libc and Python read these once, before any code of ours runs."""
-SECRET = re.compile(r"TOKEN(?!IZER)|KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
-"""Names whose values are not shown."""
 TOLD = re.compile(r"(CUDA|MACA|MC|MCCL|NCCL|GLOO|VLLM|PYTORCH|TORCH|MCPYTORCH|OMP)_\w+")
 """Variables that `describe` lists also when nothing of ours sets them."""
 

@@ -9,6 +9,7 @@ import submitit
 from slurm.ask.submit import slurm_parameters
 from slurm.config import ResourcesConfig, SlurmConfig
 from slurm.exclusions import exclude
+from slurm.inside.environment import Setting
 
 ROOT = Path(__file__).parents[2]
 EXPECTED = """\
@@ -110,22 +111,41 @@ def test_nodes_that_the_run_avoids_join_those_of_the_user(request_for, fake_slur
     assert "--exclude=mx1,mx2\n" in text(request_for(slurm=SlurmConfig()), fake_slurm, "/x/log")
 
 
-def test_a_secret_stands_in_no_batch_script_and_no_run_folder():
+SECRETS = [
+    "HF_TOKEN",
+    "WANDB_KEY",
+    "SSH_KEY",
+    "OPENAI_KEY",
+    "APIKEY",
+    "DB_PWD",
+    "GITHUB_PAT",
+    "MYSQL_PASS",
+    "MY_secret",
+]
+OPEN = ["TOKENIZERS_PARALLELISM", "MAX_TOKENS", "PATH", "PWD", "OLDPWD", "GIT_AUTHOR", "NCCL_BYPASS_X", "KEYBOARD"]
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_a_secret_stands_in_no_batch_script_and_no_run_folder_and_is_not_shown(name):
     for setting in (
-        {"setup": ["export HF_TOKEN=abc"]},
-        {"environment": {"HF_TOKEN": {"value": "abc", "source": "me"}}},
+        {"setup": [f"export {name}=abc"]},
+        {"environment": {name: {"value": "abc", "source": "me"}}},
+        {"comment": f"with {name}=abc"},
+        {"rl": {"additional": {"comment": f"{name}='abc'"}}},
     ):
-        with pytest.raises(ValueError, match="HF_TOKEN would .* a file that only you can read"):
+        with pytest.raises(ValueError, match=f"{name} would .* a file that only you can read"):
             SlurmConfig.model_validate(setting)
+    setup, variable = [f"export {name}=$(cat ~/.token)"], {"value": None, "source": "not for jobs"}
+    SlurmConfig.model_validate({"setup": setup, "environment": {name: variable}})
+    assert "abc" not in str(Setting(name, "abc", "me"))
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_what_only_looks_like_a_secret_is_none(name):
     SlurmConfig.model_validate(
-        {
-            "setup": ["export HF_TOKEN=$(cat ~/.token)", "export TOKENIZERS_PARALLELISM=false"],
-            "environment": {
-                "HF_TOKEN": {"value": None, "source": "not for jobs"},
-                "MAX_TOKENS": {"value": "9", "source": "me"},
-            },
-        }
+        {"setup": [f"export {name}=9"], "environment": {name: {"value": "9", "source": "me"}}, "comment": f"{name}=9"}
     )
+    assert "9" in str(Setting(name, "9", "me"))
 
 
 @pytest.mark.parametrize("stage", ["synth", "sft", "rl", "evaluate"])
