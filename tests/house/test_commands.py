@@ -34,6 +34,7 @@ SHELL = {
     "tail",
     "ls",
     "cp",
+    "find",
     "mkdir",
     "git",
     "squeue",
@@ -166,3 +167,20 @@ def test_the_cheap_commands_run_in_an_empty_folder(command, tmp_path):
     done = subprocess.run([sys.executable, "-P", "-m", module, *rest], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout
+
+
+def test_a_run_is_opened_to_a_group_without_logs_tokens_and_locks(tmp_path):
+    attempt = tmp_path / "runs/mine/sft/abc-1"
+    secret = [attempt / name for name in ("log/7.pkl", "rendezvous/7.json", "roll/7/0.json", ".job.lock")]
+    shown = [attempt / "manifest.json", attempt / "checkpoints/step-1/state.json"]
+    for path in [*secret, *shown]:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    for path in (tmp_path / "runs").rglob("*"):
+        path.chmod(0o700 if path.is_dir() else 0o600)
+    (command,) = (line for document, line in commands() if line.startswith("find runs/mine"))
+    subprocess.run(command, shell=True, cwd=tmp_path, check=True)
+    assert {path.stat().st_mode & 0o777 for path in shown} == {0o640}
+    assert {path.parent.stat().st_mode & 0o777 for path in shown} == {0o750}
+    closed = [attempt / name for name in ("log", "rendezvous", "roll", ".job.lock")]
+    assert {path.stat().st_mode & 0o070 for path in [*closed, *secret]} == {0}
