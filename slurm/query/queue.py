@@ -13,7 +13,7 @@ from slurm.query.environment import slurm_environment
 from slurm.record import Executor
 
 TIMEOUT_SECONDS = 60
-COLUMNS = "--Format=State:|,Reason:|,NodeList:|,RestartCnt:|"
+COLUMNS = "--Format=State:|,Reason:|,NodeList:|,RestartCnt:|,Name:|,Command:|"
 BROKEN = ("down", "drain", "drng", "fail", "unk")
 """States of a node, in sinfo's short words, in which it takes no job; `*` says that it does not answer."""
 ABSENT = re.compile(r"Invalid job id", re.IGNORECASE)
@@ -91,23 +91,32 @@ def choose_executor(config: SlurmConfig) -> Executor:
     return "slurm" if is_here() else "local"
 
 
-def squeue(job_id: str) -> Said | None:
-    """State of a job that slurmctld knows; None when it knows none of this id. Raises NoAnswer."""
-    lines = ask("squeue", "--noheader", "--states=all", f"--jobs={job_id}", COLUMNS)
+def squeue(job_id: str, name: str, attempt: str) -> Said | None:
+    """State of a job that slurmctld knows; None when it knows none of this id, or another one. Raises NoAnswer.
+
+    A person may have renamed ours, whose script lies in the folder of its attempt.
+    """
+    # --all: also jobs of hidden partitions, and those that another cluster of a federation runs.
+    lines = ask("squeue", "--noheader", "--all", "--states=all", f"--jobs={job_id}", COLUMNS)
     if not lines:
         return None
-    state, reason, nodes, restarts = (part.strip() for part in f"{lines[0]}|||".split("|")[:4])
+    state, reason, nodes, restarts, rest = (part.strip() for part in f"{lines[0]}|||||".split("|", 4))
+    if rest.strip("|") and not rest.startswith(f"{name}|") and f"/{attempt}/" not in rest:
+        return None
     count = int(restarts) if restarts.isdigit() else None
     return Said(state, "" if reason == "None" else reason, nodes, "squeue", count)
 
 
-def sacct(job_id: str) -> Said | None:
-    """Last state of a job in the accounting; None when it has none of this id. Raises NoAnswer."""
-    lines = ask("sacct", "--noheader", "--allocations", "--parsable2", f"--jobs={job_id}", "--format=State,ExitCode")
+def sacct(job_id: str, name: str) -> Said | None:
+    """Last state of a job in the accounting; None when it has none of this id and name. Raises NoAnswer."""
+    columns = ("--noheader", "--allocations", "--parsable2", "--format=State,ExitCode,JobName")
+    lines = ask("sacct", *columns, f"--jobs={job_id}")
     if not lines:
         return None
-    state, _, code = lines[-1].partition("|")
-    return Said(state.strip(), f"exit code {code}" if code.strip() not in ("", "0:0") else "", by="sacct")
+    state, code, called = (part.strip() for part in f"{lines[-1]}||".split("|", 2))
+    if called.strip("|") not in ("", name):
+        return None
+    return Said(state, f"exit code {code}" if code not in ("", "0:0") else "", by="sacct")
 
 
 def last_start(job_id: str, since: float) -> Said | None:
@@ -127,7 +136,7 @@ def _slurm_time(seconds: float) -> str:
 
 def broken_nodes(nodes: str) -> dict[str, str]:
     """Those of `nodes` that cannot run a job, and what Slurm calls their state. Raises NoAnswer."""
-    lines = ask("sinfo", "--noheader", "--Node", f"--nodes={nodes}", "--format=%n|%t")
+    lines = ask("sinfo", "--noheader", "--Node", f"--nodes={nodes}", "--format=%N|%t")
     found = [line.strip().partition("|") for line in lines]
     return {node: state for node, _, state in found if state.endswith("*") or state.startswith(BROKEN)}
 
@@ -140,16 +149,17 @@ def runs_there_since(nodes: str, since: float) -> list[str]:
 
 
 def find_by_name(name: str, since: float) -> str | None:
-    """Id of the job with this unique name, queued, running or ended after the Unix time `since`; None without one.
+    """Id of our job with this unique name, queued, running or ended after the Unix time `since`; None without one.
 
     Raises NoAnswer when squeue does not answer. Where there is no accounting, a job that squeue has forgotten is lost
     to this search; what it made is found on disk.
     """
-    lines = ask("squeue", "--noheader", "--states=all", f"--name={name}", "--format=%A")
+    ours = (f"--name={name}", f"--user={os.getuid()}")
+    lines = ask("squeue", "--noheader", "--all", "--states=all", *ours, "--format=%A")
     if not lines:
         columns = ("--noheader", "--allocations", "--parsable2", "--format=JobIDRaw")
         try:
-            lines = ask("sacct", *columns, f"--name={name}", f"--starttime={_slurm_time(since - 60)}")
+            lines = ask("sacct", *columns, *ours, f"--starttime={_slurm_time(since - 60)}")
         except NoAnswer:
             return None
     return str(max(int(line) for line in lines)) if lines else None

@@ -86,33 +86,57 @@ def local_state(attempt: Path, record: Record) -> State:
 
 
 def slurm_state(record: Record) -> State:
-    """Ask squeue, and sacct where squeue knows nothing (more), or where sacct knows better how a job ended."""
+    """Ask squeue, which is slurmctld, and for what it does not say sacct, which is slurmdbd.
+
+    | squeue              | sacct               | the job is                                         |
+    |---------------------|---------------------|----------------------------------------------------|
+    | active, returning   | is not asked        | what squeue says                                   |
+    | a new word          | is not asked        | active: one that is over is forgotten soon         |
+    | ended               | has the same word   | ended, in the words of sacct, with its exit code   |
+    | ended               | says anything else  | ended, in the words of squeue                      |
+    | "no such job"       | how it ended        | ended; NODE_FAIL too: one that returns is pending  |
+    | "no such job"       | anything else       | ended: slurmctld has lost it, or slurmdbd is late  |
+    | does not answer     | ended               | ended                                              |
+    | does not answer     | active, returning   | what sacct says                                    |
+    | does not answer     | a new word, nothing | unknown                                            |
+
+    slurmctld alone knows whether a job lives. It answers a submit when it has the job, and after a restart no question
+    before it has read back its jobs. One that it has lost will never end in the accounting, and its ranks are ended by
+    slurmd. A job of another name is somebody else's: a cluster that was set up anew counts from 1 again.
+    """
     if record.job_id is None:
         return State(Kind.ENDED, "was never submitted")
-    queued, absent = None, False
     try:
-        queued = queue.squeue(record.job_id)
-        if queued and queued.word not in ENDED:
-            return classify(queued)
-        absent, trouble = True, "is not in the queue any more"
+        queued = queue.squeue(record.job_id, record.job_name, record.attempt)
     except NoAnswer as error:
-        trouble = str(error)
+        return _by_accounting(record.job_id, record.job_name, str(error))
+    if queued and queued.word not in ENDED:
+        return _told(queued, Kind.RETURNING if queued.word in RETURNING else Kind.ACTIVE)
     try:
-        said = queue.sacct(record.job_id)
-        if said and (queued is None or said.word == queued.word):
-            return classify(said, silent=not absent)
-    except NoAnswer as error:
-        trouble = trouble if absent else f"{trouble}; {error}"
+        said = queue.sacct(record.job_id, record.job_name)
+    except NoAnswer:
+        said = None
     if queued:
-        return classify(queued)
-    return State(Kind.ENDED if absent else Kind.UNKNOWN, trouble, silent=not absent)
+        return _told(said if said and said.word == queued.word else queued, Kind.ENDED)
+    if said and said.word in (ENDED | RETURNING) - {"REQUEUED"}:
+        return _told(said, Kind.ENDED)
+    return State(Kind.ENDED, "is not in the queue any more")
 
 
-def classify(said: Said, silent: bool = False) -> State:
-    """What Slurm's word for a state means to someone who waits."""
-    text = state_words(said.state, said.reason, said.nodes)
-    kind = Kind.ACTIVE if said.word in ACTIVE else Kind.RETURNING if said.word in RETURNING else Kind.ENDED
-    return State(kind, text, said, silent)
+def _by_accounting(job_id: str, name: str, trouble: str) -> State:
+    """The state of a job while squeue gives no answer."""
+    try:
+        said = queue.sacct(job_id, name)
+    except NoAnswer as error:
+        return State(Kind.UNKNOWN, f"{trouble}; {error}", silent=True)
+    for kind, words in ((Kind.ACTIVE, ACTIVE), (Kind.RETURNING, RETURNING), (Kind.ENDED, ENDED)):
+        if said and said.word in words:
+            return _told(said, kind, silent=True)
+    return State(Kind.UNKNOWN, trouble, silent=True)
+
+
+def _told(said: Said, kind: Kind, silent: bool = False) -> State:
+    return State(kind, state_words(said.state, said.reason, said.nodes), said, silent)
 
 
 def cancel(folder: Path, record: Record, hurry: Callable[[], bool] = lambda: False) -> None:

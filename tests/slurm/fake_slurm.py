@@ -123,10 +123,10 @@ def squeue(arguments: list[str]) -> None:
         print("\n".join(job["id"] for job in jobs if job["name"] == name))
         return
     wanted = option(arguments, "jobs")
-    found = [job for job in jobs if job["id"] == wanted]
-    if not found:
+    job = next((job for job in jobs if job["id"] == wanted), None)
+    if job is None:
         sys.exit("slurm_load_jobs error: Invalid job id specified")
-    print(f"{found[0]['state']}|{found[0]['reason']}")
+    print(f"{job['state']}|{job['reason']}|{job.get('nodes', '')}|{job.get('restarts', 0)}|{job['name']}||")
 
 
 def sacct(arguments: list[str]) -> None:
@@ -134,7 +134,7 @@ def sacct(arguments: list[str]) -> None:
     for path in sorted(state_folder().glob("[0-9]*.json")):
         job = json.loads(path.read_text())
         if job["id"] == option(arguments, "jobs"):
-            print(f"{job['state']}|0:0")
+            print(f"{job['state']}|0:0|{job['name']}")
         if job["name"] == option(arguments, "name"):
             print(job["id"])
 

@@ -40,14 +40,21 @@ def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         ("echo 'COMPLETING|None'", SILENT, Kind.ACTIVE),
         ("echo 'NODE_FAIL|None'", SILENT, Kind.RETURNING),
         ("echo 'PREEMPTED|None'", SILENT, Kind.RETURNING),
-        (UNKNOWN_ID, "echo 'REQUEUED|0:0'", Kind.RETURNING),
-        (UNKNOWN_ID, "echo 'NODE_FAIL|0:0'", Kind.RETURNING),
+        ("echo 'EXPEDITING|None'", SILENT, Kind.ACTIVE),
+        ("echo 'FAILED|NonZeroExitCode'", "echo 'RUNNING|0:0'", Kind.ENDED),
+        (UNKNOWN_ID, "echo 'REQUEUED|0:0'", Kind.ENDED),
+        (UNKNOWN_ID, "echo 'NODE_FAIL|0:0'", Kind.ENDED),
+        (UNKNOWN_ID, "echo 'PENDING|0:0'", Kind.ENDED),
+        (UNKNOWN_ID, "echo 'LAUNCH_FAILED|0:0'", Kind.ENDED),
         (UNKNOWN_ID, "echo 'CANCELLED by 0|0:15'", Kind.ENDED),
         (UNKNOWN_ID, "echo 'OUT_OF_MEMORY|0:125'", Kind.ENDED),
-        (UNKNOWN_ID, "echo 'RUNNING|0:0'", Kind.ACTIVE),
+        (UNKNOWN_ID, "echo 'RUNNING|0:0'", Kind.ENDED),
         (UNKNOWN_ID, NO_ACCOUNTING, Kind.ENDED),
         (UNKNOWN_ID, "exit 0", Kind.ENDED),
         (SILENT, "echo 'RUNNING|0:0'", Kind.ACTIVE),
+        (SILENT, "echo 'NODE_FAIL|0:0'", Kind.RETURNING),
+        (SILENT, "echo 'COMPLETED|0:0'", Kind.ENDED),
+        (SILENT, "echo 'LAUNCH_FAILED|0:0'", Kind.UNKNOWN),
         (SILENT, NO_ACCOUNTING, Kind.UNKNOWN),
         (SILENT, "exit 0", Kind.UNKNOWN),
         (None, None, Kind.UNKNOWN),
@@ -56,6 +63,40 @@ def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_a_job_is_over_only_when_somebody_who_knows_says_so(says, tmp_path, squeue, sacct, kind):
     says(squeue, sacct)
     assert query(tmp_path, RECORD).kind is kind
+
+
+@pytest.mark.parametrize(
+    ("rest", "kind"),
+    [
+        ("n|/runs/demo/rl/abc-1/log/submission_file_7.sh|", Kind.ACTIVE),
+        ("renamed|/runs/demo/rl/abc-1/log/submission_file_7.sh|", Kind.ACTIVE),
+        ("a|b|/runs/demo/rl/abc-2/log/submission_file_7.sh|", Kind.ENDED),
+        ("of a stranger|(null)|", Kind.ENDED),
+    ],
+)
+def test_the_number_of_ours_given_out_again_is_no_job_of_ours(says, tmp_path, rest, kind):
+    says(f"echo 'RUNNING|None|mx0|0|{rest}'", "echo 'RUNNING|0:0|of a stranger'")
+    assert query(tmp_path, RECORD).kind is kind
+
+
+def test_a_strangers_entry_in_the_accounting_says_nothing_of_our_job(says, tmp_path):
+    says(SILENT, "echo 'COMPLETED|0:0|of a stranger'")
+    assert query(tmp_path, RECORD).kind is Kind.UNKNOWN
+    says(SILENT, "echo 'COMPLETED|0:0|n'")
+    assert query(tmp_path, RECORD).kind is Kind.ENDED
+
+
+def test_a_lost_node_is_how_a_job_ended_that_slurm_did_not_start_again(says, tmp_path):
+    says(UNKNOWN_ID, "echo 'NODE_FAIL|0:0|n'")
+    found = query(tmp_path, RECORD)
+    assert (found.word, found.text) == ("NODE_FAIL", "lost a node")
+    says(UNKNOWN_ID, "echo 'RUNNING|0:0|n'")
+    assert query(tmp_path, RECORD).text == "is not in the queue any more"
+
+
+def test_the_search_by_name_is_for_jobs_of_this_user(says):
+    says(f"""case "$*" in *--user={os.getuid()}*) echo 8;; *) echo 9;; esac""", SILENT)
+    assert find_by_name("n", time.time()) == "8"
 
 
 def test_the_result_on_disk_outweighs_what_slurm_says(says, tmp_path):
