@@ -14,12 +14,14 @@ from slurm.attempt import LOGS, Request, is_cancelled, mark_cancelled, open_atte
 from slurm.query import queue
 from slurm.record import FILE as RECORD
 from slurm.record import Record, attempts, is_finished, read_record, record_lock, write_record
-from slurm.verdict import clear_verdicts
+from slurm.verdict import clear_verdicts, read_verdict
 from slurm.wait import local
-from slurm.wait.state import Kind, cancel, query
+from slurm.wait.state import Kind, State, cancel, query
 
 SEE_OUT_SECONDS = 120.0
 """For a cancelled job to end: Slurm kills it KillWait (30 s by default) after it was told."""
+RESULT_SECONDS = 75.0
+"""For a file that another machine has written to be seen here."""
 
 How = Literal["submitted", "resumed", "re-attached", "found finished"]
 
@@ -53,7 +55,9 @@ def submit_or_attach(request: Request, after: Attached | None = None, interrupts
             raise Withdrawn(f"job {after.record.job_id} was cancelled")
         earlier, number = _under_way(folder, fingerprint)
         attempt = folder / f"{fingerprint}-{number}"
-        if earlier and query(folder, earlier).kind not in (Kind.ENDED, Kind.FINISHED):
+        # Who waited for a job has seen to it that its result is there, if there is one.
+        wait = 0.0 if after else RESULT_SECONDS
+        if earlier and _settled(folder, earlier, wait, interrupts).kind not in (Kind.ENDED, Kind.FINISHED):
             write_record(folder, earlier)
             return Attached(earlier, attempt, "re-attached")
         record = _intend(request, fingerprint, number)
@@ -76,13 +80,14 @@ def submit_or_attach(request: Request, after: Attached | None = None, interrupts
 def take_over(request: Request, job_id: str | None) -> Attached:
     """Note that the caller itself is the job: Slurm's `job_id`, or processes that a person starts here.
 
-    A job that has taken over already, and was requeued, goes on with its attempt, whatever became of the config since.
+    A job that has taken over already, and was requeued, goes on with its attempt, whatever became of the config since;
+    also when it was requeued after its result was taken. To ask again within one start is to want a new attempt.
     Raises ValueError when another job works on the attempt.
     """
     folder, fingerprint = request.folder, request.fingerprint()
     with record_lock(folder):
         mine = read_record(folder)
-        if mine and job_id and mine.job_id == job_id and mine.executor == "slurm" and not mine.accepted:
+        if mine and job_id and mine.job_id == job_id and mine.executor == "slurm" and _goes_on(mine, fingerprint):
             clear_verdicts(folder / mine.attempt)
             return Attached(mine, folder / mine.attempt, "resumed")
         record, number = _under_way(folder, fingerprint)
@@ -94,10 +99,17 @@ def take_over(request: Request, job_id: str | None) -> Attached:
         resumed = attempt.exists()
         open_attempt(request, attempt, submit.local_cpus(request))
         clear_verdicts(attempt)
-        ours = {"executor": "slurm" if job_id else "local", "job_id": job_id}
+        ours = {"executor": "slurm", "job_id": job_id} if job_id else {"executor": "local", "job_id": None}
+        if job_id and "SLURM_JOB_NAME" in os.environ:
+            ours["job_name"] = os.environ["SLURM_JOB_NAME"]
         record = _intend(request, fingerprint, number).model_copy(update=ours)
         write_record(folder, record)
     return Attached(record, attempt, "resumed" if resumed else "submitted")
+
+
+def _goes_on(mine: Record, fingerprint: str) -> bool:
+    restarted = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
+    return not mine.accepted or (restarted and mine.fingerprint == fingerprint)
 
 
 def withdraw(folder: Path) -> str | None:
@@ -147,6 +159,21 @@ def _retire(folder: Path, record: Record) -> None:
         print(said, file=sys.stderr, flush=True)
         cancel(folder, record)
         see_out(folder, record)
+
+
+def _settled(folder: Path, record: Record, wait: float, interrupts: Sequence[int]) -> State:
+    """The state of a job. After one that ended well and has not said why there is no result, one is waited for."""
+    attempt, end = folder / record.attempt, time.monotonic() + wait
+    while True:
+        if attempt.exists():
+            list(attempt.iterdir())  # has NFS look at the folder again, whose new files it may else show a minute late
+        state = query(folder, record)
+        said_why = not attempt.exists() or read_verdict(attempt)
+        if state.kind is not Kind.ENDED or state.word != "COMPLETED" or said_why:
+            return state
+        if interrupts or time.monotonic() > end:
+            return state
+        time.sleep(0.5)
 
 
 def see_out(folder: Path, record: Record) -> None:

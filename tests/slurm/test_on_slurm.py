@@ -275,7 +275,8 @@ def test_ctrl_c_cancels_the_job(request_for, jobs, knob, stage_command):
     assert (command.returncode, jobs()[0]["state"]) == (130, "CANCELLED"), output
 
 
-def test_a_script_by_hand_is_known_to_whoever_comes_later(request_for, jobs, knob):
+def test_a_script_by_hand_is_known_to_whoever_comes_later(request_for, jobs, knob, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_NAME", "x")
     request = request_for(slurm=ON_SLURM)
     mine = take_over(request, "77")
     assert read_record(request.folder).job_id == "77"
@@ -284,16 +285,50 @@ def test_a_script_by_hand_is_known_to_whoever_comes_later(request_for, jobs, kno
         json.dumps({"id": "77", "name": "x", "state": "RUNNING", "reason": "None"})
     )
     assert submit_or_attach(request).record.job_id == "77"
+    monkeypatch.delenv("SLURM_JOB_NAME")
     with pytest.raises(ValueError, match="job 77 works on this already"):
         take_over(request, "78")
 
 
-def test_a_requeued_script_goes_on_with_its_attempt_though_its_config_was_edited(request_for, jobs):
+def test_a_requeued_script_goes_on_with_its_attempt_though_its_config_was_edited(request_for, jobs, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_NAME", "x")
     mine = take_over(request_for(slurm=ON_SLURM), "77")
     running = {"id": "77", "name": "x", "state": "RUNNING", "reason": "None"}
     Path(os.environ["FAKE_SLURM"], "77.json").write_text(json.dumps(running))
     assert take_over(request_for("seed=5", slurm=ON_SLURM), "77").folder == mine.folder
     assert [job["state"] for job in jobs()] == ["RUNNING"], "it has cancelled itself"
+
+
+def test_the_result_of_a_job_that_ended_well_is_waited_for_and_not_made_again(request_for, knob, fake_slurm, jobs):
+    """Another machine's file is seen late."""
+    knob("held")
+    request = request_for(slurm=ON_SLURM)
+    attached = submit_or_attach(request)
+    fake_slurm.save({**jobs()[0], "state": "COMPLETED"})
+    threading.Timer(1.5, (attached.folder / NAME).touch).start()
+    assert submit_or_attach(request).how == "found finished"
+    assert len(jobs()) == 1
+
+
+def test_a_job_that_ended_well_without_a_result_has_a_successor(request_for, knob, fake_slurm, jobs, monkeypatch):
+    monkeypatch.setattr("slurm.claim.RESULT_SECONDS", 1.0)
+    knob("held")
+    request = request_for(slurm=ON_SLURM)
+    submit_or_attach(request)
+    fake_slurm.save({**jobs()[0], "state": "COMPLETED"})
+    assert submit_or_attach(request).how == "resumed"
+    assert len(jobs()) == 2
+
+
+def test_a_script_that_is_requeued_after_its_result_was_taken_makes_no_new_one(request_for, jobs, monkeypatch):
+    request = request_for(slurm=ON_SLURM)
+    mine = take_over(request, "77")
+    write_record(request.folder, mine.record.model_copy(update={"accepted": True}))
+    assert take_over(request, "77").record.number == 2, "it asks again within one start, as in a shell of salloc"
+    write_record(request.folder, mine.record.model_copy(update={"accepted": True}))
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert take_over(request, "77").folder == mine.folder
+    assert take_over(request_for("seed=5", slurm=ON_SLURM), "77").folder != mine.folder
 
 
 def test_what_a_script_reads_is_the_folder_alone(request_for, jobs, knob, capsys):
