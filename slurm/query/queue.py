@@ -9,13 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm.config import SlurmConfig
-from slurm.query.environment import slurm_environment
+from slurm.query.environment import KEPT, slurm_environment
 from slurm.record import Executor
 
 TIMEOUT_SECONDS = 60
 COLUMNS = "--Format=State:|,Reason:|,NodeList:|,RestartCnt:|,Name:|,Command:|"
 BROKEN = ("down", "drain", "drng", "fail", "unk")
 """States of a node, in sinfo's short words, in which it takes no job; `*` says that it does not answer."""
+CONFIGS = (Path("/etc/slurm/slurm.conf"), Path("/run/slurm/conf/slurm.conf"))
+"""The second one is what sackd and slurmd keep of a configuration that slurmctld hands out."""
+NO_CLUSTER = re.compile(r"DNS SRV lookup failed|No such file or directory")
+"""What Slurm's commands say where nothing names a cluster."""
 ABSENT = re.compile(r"Invalid job id", re.IGNORECASE)
 
 
@@ -72,16 +76,22 @@ class Said:
 def is_here() -> bool:
     """Whether this machine is a client of a Slurm cluster, which may be out of order at the moment.
 
-    The commands alone do not make it one: distributions install them without a cluster to talk to.
+    The commands alone do not make it one: distributions install them without a cluster to talk to. A cluster that
+    hands out its configuration and does not answer is no reason to train here: NoAnswer.
     """
     if shutil.which("sbatch") is None or shutil.which("srun") is None:
         return False
-    if os.environ.get("SLURM_CONF") or Path("/etc/slurm/slurm.conf").exists():
+    if any(os.environ.get(name) for name in KEPT) or any(path.exists() for path in CONFIGS):
         return True
     try:
-        return bool(ask("scontrol", "show", "config"))  # a cluster that hands out its configuration
-    except NoAnswer:
-        return False
+        return bool(ask("scontrol", "show", "config"))
+    except NoAnswer as error:
+        if NO_CLUSTER.search(str(error)):
+            return False
+        raise NoAnswer(
+            f"{error}\nso nobody can tell whether there is a cluster here; run again when Slurm answers, or set "
+            "slurm.executor to local or slurm"
+        ) from error
 
 
 def choose_executor(config: SlurmConfig) -> Executor:
