@@ -25,6 +25,9 @@ LOST_PEER = re.compile(
 )
 """In an error that says that another rank is gone, as when its node has crashed."""
 
+SHARE = 8
+"""What fails on more than one node, and on more than one in so many, is no node's fault."""
+
 
 class Verdict(BaseModel):
     """How one rank ended.
@@ -137,6 +140,11 @@ def clear_verdicts(attempt: Path) -> None:
 
 def _path(attempt: Path, rank: int) -> Path:
     return attempt / f"verdict-{rank:04d}.json"
+
+
+def is_everywhere(nodes: int, of: int) -> bool:
+    """Whether what so many nodes of a job have at once is no fault of theirs."""
+    return nodes > max(1, of // SHARE)
 
 
 class BadNode(Exception):

@@ -20,7 +20,7 @@ from slurm.health.files import check_files
 from slurm.health.finding import Finding, is_bad, within
 from slurm.health.job import STAGE, examine_nodes
 from slurm.health.node import check_alone
-from slurm.health.torch import COMPUTE_SECONDS, check_tokenizer
+from slurm.health.torch import LIMIT_SECONDS, check_tokenizer
 from slurm.health.versions import check_name
 from slurm.query.nodelist import fold
 from slurm.query.queue import is_here
@@ -64,7 +64,7 @@ def examine(config: RunConfig, nodes: int | None) -> int:
     _say("grader and tokenizer")
     found += within(GRADER_SECONDS, "grader", here, lambda: check_grader(config, here), "see the message")
     texts = {key: getattr(config, key).model_dump(mode="json") for key in ("environment", "model")}
-    found += within(2 * COMPUTE_SECONDS, "tokenizer", here, lambda: check_tokenizer(here, texts, not on_cluster))
+    found += within(LIMIT_SECONDS, "tokenizer", here, lambda: check_tokenizer(here, texts, not on_cluster))
     if on_cluster:
         _say("the site's limits")
         found += within(SITE_SECONDS, "Slurm", here, lambda: check_site(here))

@@ -18,7 +18,7 @@ from slurm.health.cards import check_cards
 from slurm.health.files import check_files, check_space
 from slurm.health.finding import Finding, within
 from slurm.health.serve import Peer
-from slurm.health.torch import COMPUTE_SECONDS, HANG, check_compute
+from slurm.health.torch import HANG, LIMIT_SECONDS, check_compute
 from slurm.health.versions import check_name, check_versions
 from slurm.inside.environment import plan
 from slurm.topology.site import load
@@ -63,7 +63,7 @@ def check_alone(
     say("versions")
     found += within(VERSIONS_SECONDS, "versions", node, lambda: check_versions(node), "is the environment's disk slow?")
     say("torch")
-    return found + within(2 * COMPUTE_SECONDS, "torch", node, lambda: check_compute(node, cards, needs_torch), HANG)
+    return found + within(LIMIT_SECONDS, "torch", node, lambda: check_compute(node, cards, needs_torch), HANG)
 
 
 class Member:

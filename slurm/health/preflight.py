@@ -1,14 +1,17 @@
 """A quick look at the nodes of a large job before it starts, so that a bad one is avoided and not waited for.
 
 The first rank of each node looks at its node, and each rank at its own card, since MetaX's cards refuse a second
-process; nobody waits for the others, because the job ends when one of them finds its node bad. On nodes without cards
-torch is not started for it.
+process; nobody waits for the others while all is well. A rank that finds its node bad looks what others have found: what
+is wrong on many nodes is no fault of theirs. On nodes without cards torch is not started for it.
 """
 
 import errno
+import json
 import os
+import re
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from checkpoints.disk import REASONS
@@ -19,14 +22,17 @@ from slurm.health.cards import judge_devices
 from slurm.health.files import check_space
 from slurm.health.finding import Finding, within
 from slurm.health.node import CARDS_SECONDS
-from slurm.health.torch import COMPUTE_SECONDS, ask
+from slurm.health.torch import COMPUTE_SECONDS, LIMIT_SECONDS, ask
 from slurm.inside.place import Place
-from slurm.verdict import BadNode
+from slurm.inside.roll_call import folder_of
+from slurm.verdict import BadNode, is_everywhere
 
 WITH_CARDS = ("metax", "nvidia")
 RUN_FOLDER = "run folder"
 FOLDER_SECONDS = 120.0
 """A parallel file system may stand still for a minute or two when one of its servers is replaced by another."""
+WAIT = (5.0, 60.0)
+"""Seconds that a rank with a bad node waits for others: half of what its own look took, within these limits."""
 FULL = (REASONS[errno.ENOSPC], REASONS[errno.EDQUOT])
 """Of the run folder these are no fault of the node: others would find the same."""
 
@@ -41,15 +47,43 @@ def preflight(place: Place, job_file: JobFile, attempt: Path) -> None:
     begin = time.monotonic()
     found = check_node(attempt, place.node) if place.local_rank == 0 else []
     if given_cards() and kind_of_node() in WITH_CARDS:
-        found += within(COMPUTE_SECONDS + 10, "card", place.node, lambda: check_own_card(place.node, place.local_rank))
+        found += within(LIMIT_SECONDS, "card", place.node, lambda: check_own_card(place.node, place.local_rank))
     bad = [finding for finding in found if finding.verdict == "bad"]
     if bad:
-        what = "; ".join(f"{finding.check}: {finding.measured}" for finding in bad)
-        if all(finding.check == RUN_FOLDER and finding.measured in FULL for finding in bad):
-            raise ValueError(f"{attempt}: {bad[0].measured}; make room, and the same command goes on")
-        raise BadNode((place.node,), f"node {place.node}: {what}")
+        raise _trouble(bad, place, attempt, wait=sorted((WAIT[0], (time.monotonic() - begin) / 2, WAIT[1]))[1])
     if place.rank == 0:
         print(f"preflight: {place.node} is well as far as it shows ({time.monotonic() - begin:.1f} s)", flush=True)
+
+
+def _trouble(bad: list[Finding], place: Place, attempt: Path, wait: float) -> Exception:
+    """What to raise: whose fault it is."""
+    what = "; ".join(f"{finding.check}: {finding.measured}" for finding in bad)
+    if all(finding.check == RUN_FOLDER and finding.measured in FULL for finding in bad):
+        return ValueError(f"{attempt}: {bad[0].measured}; make room, and the same command goes on")
+    nodes = _nodes_with({re.sub(r"\d+", "N", finding.check) for finding in bad}, place, attempt, wait)
+    if is_everywhere(len(nodes), len(place.tasks)):
+        return ValueError(
+            f"{', '.join(sorted(nodes))} all have it, so it is everywhere and no fault of theirs, and none is avoided: "
+            f"{what}; the same command goes on when it is mended"
+        )
+    return BadNode((place.node,), f"node {place.node}: {what}")
+
+
+def _nodes_with(checks: set[str], place: Place, attempt: Path, wait: float) -> set[str]:
+    """The nodes that fail one of these checks, this one among them. Others may be later, so they are waited for."""
+    reports, end, nodes = folder_of(attempt, place), time.monotonic() + wait, {place.node}
+    try:
+        reports.mkdir(parents=True, exist_ok=True)
+        (reports / f"{place.rank}.bad").write_text(json.dumps({"node": place.node, "checks": sorted(checks)}))
+        while not is_everywhere(len(nodes), len(place.tasks)) and time.monotonic() < end:
+            time.sleep(0.5)
+            for path in reports.glob("*.bad"):
+                with suppress(json.JSONDecodeError):  # it is being written
+                    report = json.loads(path.read_text())
+                    nodes |= {report["node"]} if checks & set(report["checks"]) else set()
+    except OSError as error:
+        print(f"what other nodes have found cannot be read: {error}", flush=True)
+    return nodes
 
 
 def check_node(attempt: Path, node: str) -> list[Finding]:

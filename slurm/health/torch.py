@@ -1,16 +1,25 @@
 """The checks that compute: `python -m stages.trainer.health`, in processes of their own, and what they said."""
 
 import json
+import os
+import select
 import subprocess
 import sys
+import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from slurm.health.finding import Finding
 
+START_SECONDS = 300.0
+"""For the import of torch, which a thousand ranks may do at once from a cold shared file system."""
 COMPUTE_SECONDS = 120.0
-"""A first import of torch from a cold shared file system takes a minute; the work itself a second."""
+"""From then on. The work takes a second."""
+LIMIT_SECONDS = START_SECONDS + COMPUTE_SECONDS + 10
+"""For a child process that does both."""
 MISSING = "No module named 'torch'"
 HANG = "a known fault of cards: free the node, have it reset, or take another"
 INSTALL = "install torch in this environment: the vendor's on cards, `.[cpu]` elsewhere (docs/install.md)"
@@ -24,7 +33,9 @@ class Said:
     trouble: str
     """Empty when it ended well."""
     is_late: bool
-    """It was killed."""
+    """It had imported torch, and was killed."""
+    is_cold: bool = False
+    """It was killed before, which tells nothing of the card."""
 
     def find(self, what: str) -> dict[str, Any] | None:
         """The line on `what`."""
@@ -32,19 +43,35 @@ class Said:
 
 
 def ask(check: str, argument: Any, seconds: float, env: dict[str, str] | None = None) -> Said:
-    """Run a check, and kill it after `seconds`. One that the kernel does not let die is left behind."""
+    """Run a check, and kill it `seconds` after its start. One that the kernel does not let die is left behind."""
     command = [sys.executable, "-P", "-m", "stages.trainer.health", check, json.dumps(argument)]
-    is_late = False
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
-    try:
-        out, errors = process.communicate(timeout=seconds)
-        last = errors.decode(errors="replace").strip().splitlines()[-1:]
-        trouble = "" if process.returncode == 0 else " ".join(last) or f"ended with {process.returncode}"
-    except subprocess.TimeoutExpired as error:
-        process.kill()
-        out, trouble, is_late = error.stdout or b"", f"no answer within {seconds:g} s", True
-    lines = [json.loads(line) for line in out.decode().splitlines() if line.startswith("{")]
-    return Said(lines, trouble, is_late)
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, env=env)
+        text, code = _listen(process, seconds)
+        errors.seek(0)
+        last = errors.read().decode(errors="replace").strip().splitlines()[-1:]
+    lines = [json.loads(line) for line in text.splitlines() if line.startswith("{") and line.endswith("}")]
+    if code is None:
+        started = any(line["what"] == "started" for line in lines)
+        trouble = f"no answer within {seconds:g} s" if started else f"torch is not imported after {START_SECONDS:g} s"
+        return Said(lines, trouble, is_late=started, is_cold=not started)
+    return Said(lines, "" if code == 0 else " ".join(last) or f"ended with {code}", is_late=False)
+
+
+def _listen(process: subprocess.Popen[bytes], seconds: float) -> tuple[str, int | None]:
+    """What the process says, and how it ended; None when it had to be killed. Its clock starts with its first word."""
+    assert process.stdout is not None
+    end, text = time.monotonic() + START_SECONDS, b""
+    while select.select([process.stdout], [], [], max(0.0, end - time.monotonic()))[0]:
+        part = os.read(process.stdout.fileno(), 65536)
+        if not part:
+            with suppress(subprocess.TimeoutExpired):
+                return text.decode(), process.wait(max(1.0, end - time.monotonic()))
+            break
+        end = time.monotonic() + seconds if not text else end
+        text += part
+    process.kill()
+    return text.decode(), None
 
 
 def check_compute(node: str, cards: int, needed: bool = True) -> list[Finding]:
@@ -82,6 +109,8 @@ def _product(check: str, node: str, where: str, said: Said) -> Finding:
 
 def _no_answer(check: str, node: str, said: Said, needed: bool, way_out: str) -> Finding:
     """Login nodes have no torch, and need none."""
+    if said.is_cold:
+        return Finding(check, node, "unknown", said.trouble, "is the file system of the environment cold, or busy?")
     if MISSING not in said.trouble:
         return Finding(check, node, "bad", said.trouble, way_out)
     if needed:

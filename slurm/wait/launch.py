@@ -6,6 +6,7 @@ from pathlib import Path
 from slurm.attempt import last_start
 from slurm.inside.roll_call import nodes_begun
 from slurm.query.nodelist import expand
+from slurm.verdict import is_everywhere
 
 ERRORS = (
     re.compile(r"Task launch for StepId=\S+ failed on node (\S+?):? "),
@@ -16,8 +17,6 @@ ERRORS = (
 )
 """What srun and slurmstepd say of a node on which a step could not start: the last one, that Python is not there."""
 PYTHON_FAILED = re.compile(r"srun: error: (\S+): tasks? \S+: Exited with exit code 1\b")
-SHARE = 8
-"""What fails on more than one node, and on more than one in so many, is no node's fault."""
 
 
 def blamed_by_srun(attempt: Path, job_id: str, restarts: int | None, nodes: str) -> dict[str, str]:
@@ -31,7 +30,7 @@ def blamed_by_srun(attempt: Path, job_id: str, restarts: int | None, nodes: str)
     begun = nodes_begun(attempt, job_id, restarts) if found or any(map(PYTHON_FAILED.search, lines)) else set[str]()
     found |= _named(lines, (PYTHON_FAILED,)) if begun else {}
     blamed = {node: said for node, said in found.items() if node not in begun}
-    return blamed if len(blamed) <= max(1, len(expand(nodes)) // SHARE) else {}
+    return {} if is_everywhere(len(blamed), len(expand(nodes))) else blamed
 
 
 def _named(lines: list[str], patterns: tuple[re.Pattern[str], ...]) -> dict[str, str]:

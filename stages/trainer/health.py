@@ -142,7 +142,10 @@ def _nothing() -> None:
 
 
 def main() -> None:
-    """Run one check."""
+    """Run one check. The time that it has begins when torch is there."""
+    import torch  # noqa: F401
+
+    say("started")
     name, argument = sys.argv[1:]
     checks: dict[str, Callable[[Any], None]] = {"compute": compute, "pairs": pairs, "tokenizer": tokenizer}
     checks[name](json.loads(argument))

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -20,6 +21,11 @@ JOB = JobFile(run="r", inputs={}, files={}, code={}, minutes=1, tasks_per_node=1
 def place(rank=0, nodes=2, local_rank=0):
     tasks = {f"mx{number}": 1 for number in range(nodes)}
     return Place("slurm", rank, nodes, local_rank, f"mx{rank}", "7", 0, "slurm-7-0", None, tasks)
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    monkeypatch.setattr(module, "WAIT", (1.0, 1.0))
 
 
 @pytest.fixture
@@ -66,10 +72,12 @@ def test_a_small_job_starts_at_once(tmp_path, mx_smi):
 
 def test_a_card_whose_stream_hangs_makes_a_bad_node(tmp_path, mx_smi, monkeypatch):
     mx_smi("GPU#0    MXC550      0000:1b:00.0   Available")
+    started = {"what": "started"}
     device = {"what": "device", "kind": "cuda", "name": "MetaX C550", "torch": "2.8.0"}
     matmul = {"what": "matmul", "right": True, "gflops": 1.0, "size": 1, "dtype": "bfloat16"}
     script = tmp_path / "bin" / "python"
-    script.write_text(f"#!/bin/sh\necho '{json.dumps(device)}'; echo '{json.dumps(matmul)}'; exec sleep 60\n")
+    said = "; ".join(f"echo '{json.dumps(line)}'" for line in (started, device, matmul))
+    script.write_text(f"#!/bin/sh\n{said}; exec sleep 60\n")
     script.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(script))
     monkeypatch.setattr(module, "COMPUTE_SECONDS", 1.0)
@@ -87,16 +95,43 @@ def test_what_would_fail_on_any_node_is_left_to_the_stage(tmp_path, mx_smi, monk
     preflight(place(), JOB, tmp_path)
 
 
-def test_a_run_folder_that_cannot_be_written_makes_a_bad_node(tmp_path):
-    with pytest.raises(BadNode, match="run folder: No such file"):
-        preflight(place(), JOB, tmp_path / "not mounted here")
+def refuse_writes(monkeypatch, number):
+    def refuse(descriptor):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+
+
+def test_a_run_folder_that_one_node_cannot_write_makes_a_bad_node(tmp_path, monkeypatch):
+    refuse_writes(monkeypatch, errno.EROFS)
+    with pytest.raises(BadNode, match="node mx0: run folder: .*read-only"):
+        preflight(place(), JOB, tmp_path)
+
+
+@pytest.mark.parametrize(("nodes", "bad", "is_fault"), [(2, 2, False), (16, 2, True), (16, 3, False)])
+def test_what_many_nodes_have_at_once_is_no_fault_of_theirs(tmp_path, monkeypatch, nodes, bad, is_fault):
+    refuse_writes(monkeypatch, errno.EACCES)
+    with ThreadPoolExecutor(bad) as pool:
+        found = [pool.submit(preflight, place(rank, nodes), JOB, tmp_path) for rank in range(bad)]
+    for rank, each in enumerate(found):
+        error = each.exception()
+        assert isinstance(error, BadNode if is_fault else ValueError), error
+        everywhere = f"{', '.join(f'mx{number}' for number in range(bad))} all have it"
+        assert (f"node mx{rank}: run folder" if is_fault else everywhere) in str(error)
+
+
+def test_another_fault_of_another_node_excuses_none(tmp_path, mx_smi, monkeypatch):
+    mx_smi("GPU#0    MXC550      0000:1b:00.0   Unavailable")
+    with pytest.raises(BadNode):
+        preflight(place(rank=1), JOB, tmp_path)
+    monkeypatch.delenv("SLURM_GPUS_ON_NODE")
+    refuse_writes(monkeypatch, errno.EROFS)
+    with pytest.raises(BadNode, match="node mx0: run folder"):
+        preflight(place(), JOB, tmp_path)
 
 
 def test_a_full_run_folder_is_no_fault_of_the_node(tmp_path, monkeypatch):
-    def full(descriptor):
-        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
-
-    monkeypatch.setattr(os, "fsync", full)
+    refuse_writes(monkeypatch, errno.EDQUOT)
     monkeypatch.setattr(module, "check_space", lambda folder, node: [])
     with pytest.raises(ValueError, match="your quota of this disk is used up; make room"):
         preflight(place(), JOB, tmp_path)

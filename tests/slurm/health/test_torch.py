@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from slurm.health import torch as module
 from slurm.health.torch import check_card, check_compute, check_tokenizer
 
 
@@ -25,7 +26,8 @@ def verdicts(findings):
     return {finding.check: finding.verdict for finding in findings}
 
 
-DEVICE = """echo '{"what": "device", "kind": "cuda", "name": "MetaX C550", "torch": "2.8.0+metax3.7"}'"""
+STARTED = """echo '{"what": "started"}'"""
+DEVICE = f"{STARTED}; " """echo '{"what": "device", "kind": "cuda", "name": "MetaX C550", "torch": "2.8.0+metax3.7"}'"""
 STREAM = """echo '{"what": "stream", "right": true}'"""
 MATMUL = """echo '{"what": "matmul", "right": true, "gflops": 200000.0, "size": 8192, "dtype": "bfloat16"}'"""
 
@@ -45,6 +47,18 @@ def test_a_stream_that_hangs_is_told_apart_from_a_product_that_works(stand_in):
     assert time.monotonic() - begin < 5
     assert verdicts(found.values()) == {"torch": "ok", "matmul": "ok", "stream": "bad"}
     assert found["stream"].measured == "card 3, MetaX C550: no answer within 1 s"
+
+
+def test_a_slow_import_tells_nothing_of_the_card(stand_in, monkeypatch):
+    monkeypatch.setattr(module, "START_SECONDS", 3.0)
+    stand_in(f"sleep 2; {DEVICE}; {MATMUL}; {STREAM}")
+    assert set(verdicts(check_card("mx0", 3, seconds=1)).values()) == {"ok"}
+    stand_in("exec sleep 60")
+    (finding,) = check_card("mx0", 3, seconds=1)
+    assert (finding.verdict, finding.measured) == ("unknown", "torch is not imported after 3 s")
+    stand_in(f"{STARTED}; exec sleep 60")
+    (finding,) = check_card("mx0", 3, seconds=1)
+    assert (finding.verdict, finding.measured) == ("bad", "no answer within 1 s")
 
 
 def test_all_cards_are_tried_at_once(stand_in):
