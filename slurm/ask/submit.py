@@ -96,9 +96,22 @@ def slurm_parameters(request: Request, name: str) -> dict[str, Any]:
         "stderr_to_stdout": True,
         "srun_args": srun,
         "setup": [START_LINE, *site.setup, *(f"export {key}={value}" for key, value in JOB_ENVIRONMENT.items())],
-        "additional_parameters": {"requeue": True, **{key: _kept(value) for key, value in asked.for_sbatch().items()}},
+        "additional_parameters": {
+            "requeue": True,
+            **{key: _kept(value) for key, value in asked.for_sbatch().items()},
+            "dependency": alone(asked.text("dependency") or ""),
+        },
     }
     return {key: value for key, value in parameters.items() if value is not None} | {"wckey": None}
+
+
+def alone(dependency: str) -> str:
+    """The dependency with `singleton`, by which Slurm runs one job of a name at a time, and ours have one an attempt.
+
+    Commands on two login nodes may both submit a job, where the file system's locks hold on each machine alone. Beside
+    a dependency with `?` (or) it would be one more that suffices, so that one stays as it is.
+    """
+    return dependency if "?" in dependency or "singleton" in dependency else f"{dependency},singleton".lstrip(",")
 
 
 def _kept(value: Value) -> Value:

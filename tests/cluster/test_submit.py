@@ -105,7 +105,7 @@ def test_every_option_of_the_config_reaches_slurm(cluster, site, submitted, tmp_
         "QOS": "high",
         "Reservation": "course",
         "Features": "c588&near",
-        "Dependency": f"afterany:{first}(unfulfilled)",
+        "Dependency": f"afterany:{first}(unfulfilled),singleton(unfulfilled)",
         "Comment": ODD,
         "MailUser": "me@example.org",
         "MailType": "FAIL",
@@ -233,6 +233,24 @@ def test_the_commands_refuse_it_for_all_stages_at_once_and_make_no_folder(cluste
     assert "slurm.rl.partition is 'supernod', but there is no partition supernod" in done.stdout + done.stderr
     assert not (tiny.parent / "runs").exists()
     assert cluster.mine() == []
+
+
+def test_of_two_jobs_of_one_attempt_slurm_runs_one_at_a_time_after_a_requeue_too(cluster, submitted):
+    def state(job: str) -> str:
+        return cluster.run("squeue", "-h", "-j", job, "-o", "%T %r")
+
+    first = submitted(setup=["sleep 60"])["id"]
+    cluster.wait(first, "RUNNING")
+    second = submitted(setup=["sleep 60"])["id"]
+    assert state(second) == "PENDING Dependency"
+    cluster.run("scontrol", "requeue", first)
+    cluster.wait(first, "PENDING")
+    cluster.run("scontrol", "update", f"jobid={first}", "starttime=now")
+    cluster.wait(first, "RUNNING")
+    assert state(second) == "PENDING Dependency"
+    cluster.run("scontrol", "requeue", first)
+    cluster.run("scancel", first)
+    cluster.wait(second, "RUNNING")
 
 
 NASTY = {
