@@ -11,6 +11,7 @@
 #   cluster.sh status          daemons, nodes, queue
 #   cluster.sh kill-node N     crash a node: its slurmd and all its tasks die at once
 #   cluster.sh start-node N    boot a crashed node and put it back into service
+#   cluster.sh controller [LINE]...   start slurmctld anew, with other lines in slurm.conf; without any, as it was
 #   cluster.sh wait-node N REGEX [SECONDS]    until the node's short state (idle, alloc, down* ...) matches
 #
 # A node is one slurmd in PID, UTS and mount namespaces of its own: `hostname` in a task is the node's name, and the
@@ -129,6 +130,19 @@ boot_node() {
   wait_node "$1" 'idle|mix|alloc' 20
 }
 
+# A line takes the place of those of its key; partitions are added.
+controller() {
+  local line
+  stop slurmctld 15
+  render_config
+  for line in "$@"; do
+    [ "${line%%=*}" = PartitionName ] || sed -i "/^${line%%=*}=/d" "$SLURM_CONF"
+    echo "$line" >>"$SLURM_CONF"
+  done
+  start_controller
+  wait_for 60 "all nodes in service" all_ready
+}
+
 wait_node() {
   wait_for "${3:-60}" "node $1 to be $2" sh -c "sinfo -h -p supernode -n $1 -o %t | grep -qxE '$2'"
 }
@@ -140,6 +154,7 @@ case "${1:-}" in
   env) echo "export SLURM_CONF='$SLURM_CONF'" ;;
   kill-node) kill_node "$2" ;;
   start-node) boot_node "$2" ;;
+  controller) shift; controller "$@" ;;
   wait-node) wait_node "$2" "$3" "${4:-60}" ;;
   node-main) node_main "$2" ;;
   *) sed -n '2,/^set -e/{/^#/s/^# \{0,1\}//p}' "$0"; exit 2 ;;

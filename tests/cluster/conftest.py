@@ -1,7 +1,12 @@
-"""The real Slurm cluster as a fixture: the one that runs already (`make test`), or one for this session."""
+"""The real Slurm cluster as a fixture: the one that runs already (`make test`), or one for this session.
+
+FAULTS=docs/faults.md in the environment has the table there renewed by what the tests of faults measure.
+"""
 
 import contextlib
 import os
+import re
+import signal
 import subprocess
 import sys
 import time
@@ -16,6 +21,73 @@ from slurm.record import Record, read_record
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 SCRIPT = Path(__file__).parent / "cluster.sh"
+COLUMNS = "| fault | what the person sees | steps lost | seconds |\n|---|---|--:|--:|\n"
+ORDER = (
+    "`kill -9` of snakemake, the job is queued",
+    "`kill -9` of snakemake, the job runs",
+    "`kill -9` of snakemake, the job ends while nobody looks",
+    "`kill -9` between `sbatch` and the record",
+    "two snakemakes at once",
+    "Ctrl-C in the terminal",
+    "INT to snakemake alone",
+    "TERM to snakemake alone",
+    "HUP to snakemake alone",
+    "`scancel` by someone else",
+    "the time limit comes near",
+    "the time limit strikes (no signal, no budget)",
+    "preemption, PreemptMode=REQUEUE",
+    "preemption, PreemptMode=CANCEL",
+    "preemption, PreemptMode=SUSPEND",
+    "`scontrol requeue`",
+    "a node crashes",
+    "a node freezes",
+    "a node is drained while the job runs",
+    "all nodes are drained while the job waits",
+    "slurmctld is killed for 30 s, and the waiter meanwhile",
+    "slurmctld is gone when a job is submitted",
+    "slurmdbd is killed, and the job requeued meanwhile",
+    "no accounting, and squeue has forgotten the job",
+    "no accounting, and squeue has forgotten a job that failed",
+    "the queue is full (MaxSubmitJobs)",
+    "a dependency has failed",
+    "a rank is killed",
+    "a rank stands still",
+    "ranks do not start on a node",
+    "a bad card, found by the preflight",
+    "a bad node of an earlier job",
+    "`sbatch` by hand, then snakemake",
+    "a folder named `a b'c\"d$e`, runs/ on a second file system, umask 077",
+)
+"""The faults of the table, in its order."""
+
+
+class Faults:
+    """What the tests of a session have seen and measured of faults."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, str] = {}
+
+    def note(self, fault: str, line: str, seconds: float, lost: int = 0) -> None:
+        """A line that a person saw, and the seconds that passed to the next step, or to what the fault ends with."""
+        assert fault in ORDER
+        shown = re.sub(r"(?<![\w.])(?:/[^/\s:;,]+)+/", "", line).strip().replace("|", "\\|")
+        self.rows[fault] = f"| {fault} | {f'`{shown}`' if shown else 'nothing'} | {lost} | {seconds:.0f} |"
+
+    def write(self, path: Path) -> None:
+        """Replace the table of a page; a row that was not measured this time stays as it is."""
+        above, _, table = path.read_text().partition(COLUMNS)
+        kept = {fault: line for line in table.splitlines() for fault in ORDER if line.startswith(f"| {fault} |")}
+        rows = kept | self.rows
+        path.write_text(above + COLUMNS + "".join(f"{rows[fault]}\n" for fault in ORDER if fault in rows))
+
+
+@pytest.fixture(scope="session")
+def faults() -> Generator[Faults]:
+    """Where a test notes what it has seen of a fault."""
+    faults = Faults()
+    yield faults
+    if "FAULTS" in os.environ:
+        faults.write(Path(os.environ["FAULTS"]))
 
 
 class Cluster:
@@ -63,6 +135,36 @@ class Cluster:
         """Nodes of a running job, the first one first."""
         return self.run("scontrol", "show", "hostnames", self.run("squeue", "-h", "-j", job_id, "-o", "%N")).split()
 
+    def heal(self) -> None:
+        """Boot the nodes that are down."""
+        for line in set(self.run("sinfo", "-h", "-N", "-o", "%n %t").splitlines()):
+            name, state = line.split()
+            if state.startswith("down"):
+                self.script("start-node", name)
+
+    @contextlib.contextmanager
+    def controller(self, *lines: str) -> Generator[None]:
+        """A slurmctld that has these lines in its configuration, for the length of the block."""
+        try:
+            self.script("controller", *lines, seconds=90)
+            yield
+        finally:
+            self.script("controller", seconds=90)
+
+    def kill_daemon(self, name: str) -> None:
+        """SIGKILL to slurmctld or slurmdbd; `up` starts it again."""
+        os.kill(int((self.root() / f"run/{name}.pid").read_text()), signal.SIGKILL)
+
+    @staticmethod
+    def root() -> Path:
+        """The folder of the cluster's daemons."""
+        return Path(os.environ["SLURM_CONF"]).parents[1]
+
+    def processes(self, node: str) -> list[psutil.Process]:
+        """All processes of a node."""
+        first = psutil.Process(int((self.root() / f"run/node-{node}.pid").read_text()))
+        return [first, *first.children(recursive=True)]
+
     def mine(self) -> list[str]:
         """Ids of the jobs that were submitted from this test's folder and have not ended."""
         lines = [line.split(" ", 1) for line in self.run("squeue", "-h", "-o", "%A %Z").splitlines()]
@@ -80,21 +182,26 @@ def slurm_conf() -> Generator[str]:
         subprocess.run(["bash", str(SCRIPT), "down"], check=True)
 
 
+@contextlib.contextmanager
+def client_of(slurm_conf: str, folder: Path) -> Generator[Cluster]:
+    """A client, and the environment for it; in the end its jobs are cancelled, and crashed nodes boot again."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", slurm_conf)
+        client = Cluster(folder)
+        yield client
+        end = time.monotonic() + 60
+        while jobs := client.mine():
+            client.run("scancel", "--quiet", *jobs)
+            assert time.monotonic() < end, f"jobs {jobs} do not end"
+            time.sleep(0.5)
+        client.heal()
+
+
 @pytest.fixture
-def cluster(slurm_conf: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Generator[Cluster]:
-    """The cluster; after the test its jobs are cancelled, and crashed nodes boot again."""
-    monkeypatch.setenv("SLURM_CONF", slurm_conf)
-    client = Cluster(tmp_path)
-    yield client
-    end = time.monotonic() + 60
-    while jobs := client.mine():
-        client.run("scancel", "--quiet", *jobs)
-        assert time.monotonic() < end, f"jobs {jobs} do not end"
-        time.sleep(0.5)
-    for line in set(client.run("sinfo", "-h", "-N", "-o", "%n %t").splitlines()):
-        name, state = line.split()
-        if state.startswith("down"):
-            client.script("start-node", name)
+def cluster(slurm_conf: str, tmp_path: Path) -> Generator[Cluster]:
+    """The cluster, for a test."""
+    with client_of(slurm_conf, tmp_path) as client:
+        yield client
 
 
 def wait_for(condition: Callable[[], object], what: str, seconds: float = 90) -> None:
@@ -121,6 +228,10 @@ class Command:
     def sees(self, text: str, seconds: float = 90) -> None:
         wait_for(lambda: text in self.said() or self.process.poll() is not None, f"{text!r} in {self.said()}", seconds)
         assert text in self.said(), self.said()
+
+    def line(self, text: str, start: int = 0) -> str:
+        """The last line with `text`, of what was said after `start` characters."""
+        return [line for line in self.said()[start:].splitlines() if text in line][-1]
 
     def kill(self) -> None:
         """SIGKILL to the command and all that it has started."""
@@ -184,6 +295,15 @@ class Life:
     def release(self, job: str) -> None:
         self.cluster.run("scontrol", "update", f"jobid={job}", "starttime=now")
 
+    def rank(self, stage: str, number: int) -> psutil.Process:
+        """The process of a rank of the stage's job."""
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                variables = process.environ() if "submitit.core._submit" in process.cmdline() else {}
+                if (variables.get("SLURM_JOB_ID"), variables.get("SLURM_PROCID")) == (self.job(stage), str(number)):
+                    return process
+        raise AssertionError(f"no process of rank {number}")
+
     def settings(self, *lines: str) -> None:
         """Write the slurm section of the config, of which no result depends."""
         path = self.folder / "tiny.yaml"
@@ -191,11 +311,27 @@ class Life:
         path.write_text(f"{kept}slurm: {{executor: slurm, interface: lo{''.join(', ' + line for line in lines)}}}\n")
 
 
-@pytest.fixture
-def life(cluster: Cluster, tiny: Path) -> Generator[Life]:
-    """A run of the tiny config on the cluster, none of whose stages has begun; its commands end with the test."""
-    life = Life(tiny.parent, cluster)
+@contextlib.contextmanager
+def living(folder: Path, cluster: Cluster) -> Generator[Life]:
+    """A run of the tiny config in `folder`; its commands end with the block."""
+    life = Life(folder, cluster)
     life.settings()
     yield life
     for command in life.commands:
         command.kill()
+
+
+@pytest.fixture
+def life(cluster: Cluster, tiny: Path) -> Generator[Life]:
+    """A run of the tiny config on the cluster, none of whose stages has begun."""
+    with living(tiny.parent, cluster) as life:
+        yield life
+
+
+@pytest.fixture(scope="module")
+def lasting(slurm_conf: str, tmp_path_factory: pytest.TempPathFactory, tiny_config: str) -> Generator[Life]:
+    """The same for all tests of a file."""
+    folder = tmp_path_factory.mktemp("lasting")
+    (folder / "tiny.yaml").write_text(tiny_config)
+    with client_of(slurm_conf, folder) as cluster, living(folder, cluster) as life:
+        yield life

@@ -117,7 +117,9 @@ def test_what_the_cluster_does_not_have_is_refused_before_a_job_is_asked_for(clu
     assert jobs_of_doctors(cluster) == []
 
 
-def test_a_bad_node_is_named_avoided_and_comes_back_when_its_time_is_over(cluster, tmp_path, qianka, tiny_config):
+def test_a_bad_node_is_named_avoided_and_comes_back_when_its_time_is_over(
+    cluster, tmp_path, qianka, tiny_config, faults
+):
     tool = tmp_path / "bin" / "mx-smi"
     tool.parent.mkdir()
     tool.write_text(MX_SMI.replace("FOLDER", str(tmp_path)))
@@ -125,9 +127,13 @@ def test_a_bad_node_is_named_avoided_and_comes_back_when_its_time_is_over(cluste
     (tmp_path / "bad").write_text("mx0")
     setup = f"slurm: {{executor: slurm, interface: lo, setup: ['export PATH={tool.parent}:$PATH']}}"
     (tmp_path / "tiny.yaml").write_text(tiny_config.replace("slurm: {executor: local}", setup))
+    began = time.monotonic()
     done = qianka(tmp_path, "stage", "synth", "tiny.yaml", "slurm.synth.nodes=2")
     assert done.returncode == 0, done.stdout
-    assert "mx0 failed: node mx0: card 0: its state is 'Unavailable'; avoided from now on" in done.stdout
+    told = "mx0 failed: node mx0: card 0: its state is 'Unavailable'; avoided from now on"
+    assert told in done.stdout
+    line = next(line for line in done.stdout.splitlines() if told in line)
+    faults.note("a bad card, found by the preflight", line, time.monotonic() - began)
     excluded = tmp_path / "runs" / "tiny" / "excluded.json"
     entry = json.loads(excluded.read_text())["mx0"]
     assert 23 * 3600 < entry["until"] - time.time() <= 24 * 3600

@@ -143,7 +143,7 @@ def hook(folder: Path, code: str) -> dict[str, str]:
     path = folder / "hook"
     path.mkdir()
     (path / "sitecustomize.py").write_text(code)
-    return {"PYTHONPATH": str(path)}
+    return {"PYTHONPATH": os.pathsep.join([str(path), *filter(None, [os.environ.get("PYTHONPATH")])])}
 
 
 SOON = """

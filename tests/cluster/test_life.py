@@ -16,32 +16,33 @@ BIN = Path(sys.executable).parent
 LONG = ("sft.steps=100000", "sft.checkpoint.every_steps=10")
 
 
-def test_a_job_is_found_again_while_it_waits_runs_and_has_ended(life):
+def test_a_job_is_found_again_while_it_waits_and_when_it_has_ended_unseen(life, faults):
+    """While it runs: test_faults.py."""
     life.settings("additional: {begin: now+1hour}")
     first = life.snakemake("synth")
     first.sees("waits in the queue: its")
     first.kill()
     job = life.job("synth")
 
+    began = time.monotonic()
     second = life.snakemake("synth")
     second.sees("synth: re-attached")
+    line = second.line("synth: re-attached")
+    faults.note("`kill -9` of snakemake, the job is queued", line, time.monotonic() - began)
     second.sees(f"job {job} waits in the queue: its time to start has not come")
     second.kill()
 
     life.release(job)
-    life.cluster.wait(job, "RUNNING", "COMPLETED")
-    third = life.snakemake("synth")
-    third.sees("synth: ")
-    third.kill()
-
     life.cluster.wait(job, "COMPLETED")
+    began = time.monotonic()
     last = life.snakemake("synth")
     assert last.ends() == 0, last.said()
-    assert "synth: found finished" in last.said() or "Nothing to be done" in last.said()
+    line = last.line("synth: found finished")
+    faults.note("`kill -9` of snakemake, the job ends while nobody looks", line, time.monotonic() - began)
     assert life.jobs("synth") == [job]
 
 
-def test_a_submit_that_was_killed_before_the_note_leaves_one_job(life, tmp_path):
+def test_a_submit_that_was_killed_before_the_note_leaves_one_job(life, tmp_path, faults):
     """sbatch itself kills the process that called it, at the worst moment."""
     life.settings("additional: {begin: now+1hour}")
     folder = tmp_path / "bin"
@@ -55,18 +56,26 @@ def test_a_submit_that_was_killed_before_the_note_leaves_one_job(life, tmp_path)
     first.kill()
     assert life.record("synth").job_id is None
 
+    began = time.monotonic()
     second = life.snakemake("synth")
     second.sees("synth: re-attached")
+    faults.note(
+        "`kill -9` between `sbatch` and the record", second.line("synth: re-attached"), time.monotonic() - began
+    )
     assert life.jobs("synth") == [life.job("synth")]
 
 
-def test_of_two_that_start_at_once_one_makes_the_job(life):
+def test_of_two_that_start_at_once_one_makes_the_job(life, faults):
+    began = time.monotonic()
     commands = [life.snakemake("synth") for _ in range(2)]
     codes = [command.ends() for command in commands]
     texts = [command.said() for command in commands]
     assert 0 in codes, texts
     assert codes == [0, 0] or any("works on this run" in text for text in texts)
     assert len(life.jobs("synth")) == 1
+    told = [command for command in commands if "works on this run" in command.said()]
+    line = told[0].line("works on this run") if told else commands[0].line("synth: ")
+    faults.note("two snakemakes at once", line, time.monotonic() - began)
 
 
 def test_signals_to_the_outer_command_alone_reach_the_one_that_waits(life):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 from collections.abc import Generator
 from pathlib import Path
 
@@ -34,11 +35,14 @@ def elsewhere(tmp_path: Path) -> Generator[Path]:
         yield folder
 
 
-def test_a_folder_of_any_name_on_two_file_systems_with_a_strict_umask(cluster, elsewhere, qianka, tiny_config):
+def test_a_folder_of_any_name_on_two_file_systems_with_a_strict_umask(cluster, elsewhere, qianka, tiny_config, faults):
     (elsewhere / "tiny.yaml").write_text(tiny_config)
     strict = ("bash", "-c", 'umask 077; exec "$@"', "bash")
+    began = time.monotonic()
     done = qianka(elsewhere, "run", "tiny.yaml", *SHORT, prefix=strict)
     assert done.returncode == 0, done.stdout
+    took = time.monotonic() - began
+    faults.note("a folder named `a b'c\"d$e`, runs/ on a second file system, umask 077", "", took)
     for stage in STAGES:
         record = read_record(elsewhere / "runs/tiny" / stage)
         assert record.executor == "slurm"
@@ -48,7 +52,7 @@ def test_a_folder_of_any_name_on_two_file_systems_with_a_strict_umask(cluster, e
         assert path.stat().st_mode & 0o077 == 0, f"{path} is open to others"
 
 
-def test_scripts_by_hand_write_the_record_and_nothing_is_left_to_do(cluster, tiny):
+def test_scripts_by_hand_write_the_record_and_nothing_is_left_to_do(cluster, tiny, faults):
     environment = os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}"}
     last = None
     for stage in STAGES:
@@ -61,8 +65,12 @@ def test_scripts_by_hand_write_the_record_and_nothing_is_left_to_do(cluster, tin
 
     config = str(tiny.parent / "runs/tiny/config.json")
     command = ["snakemake", "-n", "--snakefile", ROOT / "Snakefile", "--configfile", config]
+    began = time.monotonic()
     planned = subprocess.run(command, cwd=tiny.parent, capture_output=True, text=True, env=environment)
-    assert "Nothing to be done" in planned.stdout + planned.stderr, planned.stdout + planned.stderr
+    said = planned.stdout + planned.stderr
+    assert "Nothing to be done" in said, said
+    line = next(line for line in said.splitlines() if "Nothing to be done" in line)
+    faults.note("`sbatch` by hand, then snakemake", line, time.monotonic() - began)
 
 
 @pytest.fixture

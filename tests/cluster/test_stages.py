@@ -157,34 +157,19 @@ def undisturbed(tmp_path_factory, slurm_conf, qianka, tiny_config) -> list[float
     return losses(folder)
 
 
-def test_after_a_kill_of_the_command_the_same_command_finds_the_job(sft, undisturbed):
-    sft.kill()
+def test_a_stage_that_is_killed_requeued_and_loses_a_node_gives_what_an_undisturbed_one_gives(sft, undisturbed):
+    """To the last bit. What a person sees of it: test_faults.py."""
     job = sft.job_id()
+    sft.cluster.run("scontrol", "requeue", job)
+    wait_for(lambda: sft.progress("first") >= 20)
+    requeued = sft.progress("first")
+    sft.kill()
     sft.start()
+    wait_for(lambda: sft.steps() >= requeued + 25)
+    sft.cluster.script("kill-node", sft.cluster.job_nodes(job)[1])
     assert "sft: re-attached" in sft.finish()
+    assert sft.progress("first") > requeued
     assert sft.jobs() == [job]
-    assert losses(sft.folder) == undisturbed
-
-
-def test_a_requeued_job_goes_on_at_the_committed_step(sft, undisturbed):
-    sft.cluster.run("scontrol", "requeue", sft.job_id())
-    said = sft.finish()
-    assert "start 2" in said
-    assert "was requeued, and committed first (sft: asked to stop, committed step" in said
-    assert f"goes on from {sft.progress('first')} of 200 steps; 0 steps are done again" in said
-    assert sft.progress("first") >= 20
-    assert sft.jobs() == [sft.job_id()]
-    assert losses(sft.folder) == undisturbed
-
-
-def test_after_the_loss_of_a_node_the_job_goes_on_elsewhere(sft, undisturbed):
-    lost = sft.cluster.job_nodes(sft.job_id())[1]
-    sft.cluster.script("kill-node", lost)
-    said = sft.finish()
-    assert "start 2" in said
-    assert f"lost a node, which failed or does not answer: {lost}" in said
-    assert f"goes on from {sft.progress('first')} of 200 steps; " in said
-    assert sft.progress("first") >= 20
     assert losses(sft.folder) == undisturbed
 
 
