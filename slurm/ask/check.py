@@ -26,7 +26,8 @@ def check_slurm(slurm: SlurmConfig, stages: Sequence[str], run_folder: Path) -> 
     facts = gather(accounts=any("account" in each.options for each in asked))
     wrong, notes = _path(run_folder), list[str]()
     if facts.partitions is not None:  # else it answers nothing, or is not to be reached
-        misplaced, notes = _topology(slurm.topology)
+        misplaced, told = _topology(slurm.topology)
+        notes = [*(note for each in asked for note in _dependency(each)), *told]
         wrong += [problem for each in asked for problem in _problems(each, facts)] + misplaced
         wrong = wrong or trials(asked, facts)
     if wrong:
@@ -38,7 +39,6 @@ def _problems(asked: Asked, facts: Facts) -> Iterator[str]:
     yield from _account(asked, facts)
     yield from _qos(asked, facts)
     yield from _names(asked, facts)
-    yield from _dependency(asked)
     if facts.partitions is None:
         return
     partitions, unknown = _partitions(asked, facts.partitions)
@@ -69,9 +69,10 @@ def _of_partition(asked: Asked, partition: Partition, facts: Facts) -> Iterator[
         ("qos", partition.allowed_qos, partition.denied_qos),
     ):
         value = asked.text(option)
+        value = value.lower() if value and option == "account" else value  # as the accounting keeps them
         if value and (value in denied or (allowed is not None and value not in allowed)):
             others = f"; it takes {listed(allowed)}" if allowed is not None else "; take another one"
-            yield f"{asked.key(option)} is {value!r}, which {where} does not take{others}"
+            yield f"{asked.key(option)} is {asked.text(option)!r}, which {where} does not take{others}"
     for limits, name in _limits(asked, partition, facts):
         yield from _beyond(asked, limits, name)
     if facts.nodes is not None:
@@ -82,7 +83,8 @@ def _of_partition(asked: Asked, partition: Partition, facts: Facts) -> Iterator[
 
 def _limits(asked: Asked, partition: Partition, facts: Facts) -> Iterator[tuple[Limits, str]]:
     """The limits that hold for a job, and whose they are."""
-    mine = [each for each in facts.associations or [] if asked.text("account") in (None, each.account)]
+    account = asked.text("account")
+    mine = [each for each in facts.associations or [] if account is None or account.lower() == each.account]
     names = {asked.text("qos") or ""} if asked.text("qos") else {each.default_qos for each in mine}
     qos = {name: (facts.qos or {})[name] for name in names if name in (facts.qos or {})}
     above = {flag for limits in qos.values() for flag in limits.flags}
@@ -181,7 +183,7 @@ def _path(folder: Path) -> list[str]:
 
 
 def _dependency(asked: Asked) -> Iterator[str]:
-    """Jobs that neither the queue nor the accounting knows: Slurm would take them for finished."""
+    """Jobs that are not to be seen, which may be a colleague's. One that is not there Slurm takes for finished."""
     for job in dict.fromkeys(DEPENDENCY.findall(asked.text("dependency") or "")):
         try:
             known = ask("squeue", "-h", "--states=all", f"--jobs={job}", "-o", "%A", seconds=SECONDS)
@@ -189,7 +191,10 @@ def _dependency(asked: Asked) -> Iterator[str]:
         except NoAnswer:
             continue
         if not known:
-            yield f"{asked.key('dependency')} is {asked.text('dependency')!r}, but Slurm knows no job {job}"
+            yield (
+                f"{asked.stage}: {asked.key('dependency')} is {asked.text('dependency')!r}, and Slurm shows you no job "
+                f"{job}; if there is none, nothing is waited for"
+            )
 
 
 def _notes(asked: Asked, facts: Facts) -> Iterator[str]:

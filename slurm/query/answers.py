@@ -85,8 +85,8 @@ def read_partitions(lines: Iterable[str]) -> dict[str, Partition]:
             is_default=words.get("Default", "NO").upper() == "YES",
             limits=Limits(minutes=read_minutes(words.get("MaxTime", "")), nodes=read_count(words.get("MaxNodes", ""))),
             qos=_named(words.get("QoS", "")),
-            accounts=_list(words.get("AllowAccounts", "ALL")),
-            denied=_list(words.get("DenyAccounts", "")) or frozenset(),
+            accounts=_list(words.get("AllowAccounts", "ALL").lower()),
+            denied=_list(words.get("DenyAccounts", "").lower()) or frozenset(),
             allowed_qos=_list(words.get("AllowQos", "ALL")),
             denied_qos=_list(words.get("DenyQos", "")) or frozenset(),
         )

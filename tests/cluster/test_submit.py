@@ -181,10 +181,6 @@ REFUSED = {
         {"additional": {"exclude": "mx[1-3]"}, "synth": {"nodes": 2}},
         "slurm.additional.exclude is 'mx[1-3]'; the job wants 2 nodes, and only 1 of the 4 nodes",
     ),
-    "dependency": (
-        {"dependency": "afterok:7:9999999"},
-        "slurm.dependency is 'afterok:7:9999999', but Slurm knows no job 9999999",
-    ),
     "licence": (
         {"additional": {"licenses": "solver:5"}},
         "sbatch refuses the job of synth: allocation failure: Invalid license specification (slurm.additional.licen",
@@ -213,6 +209,10 @@ def test_what_makes_a_job_wait_is_no_mistake_and_is_told(cluster, site, tmp_path
         ]
     finally:
         cluster.run("scontrol", "update", "nodename=mx3", "state=resume")
+    assert check_slurm(SlurmConfig(dependency="afterok:9999999"), ["rl"], tmp_path) == [
+        "rl: slurm.dependency is 'afterok:9999999', and Slurm shows you no job 9999999; if there is none, nothing is "
+        "waited for"
+    ], "with PrivateData=jobs it may be a colleague's"
     with pytest.raises(ValueError, match="100%/run: Slurm gives `%` and backslashes"):
         check_slurm(SlurmConfig(), ["rl"], Path("/100%/run"))
     with pytest.raises(ValueError, match="this run avoids mx2 until .* \\(clock off by 9 s\\); remove .*excluded.json"):

@@ -166,6 +166,14 @@ def test_an_account_that_is_anothers_is_refused_where_it_matters(refused):
     assert "no account of yours labb" in refused(LAX, account="labb", rl={"minutes": 9})[0]
 
 
+def test_an_account_is_the_same_in_capital_letters(refused):
+    """The accounting keeps them in small ones, and takes both."""
+    (told,) = refused(SITE, account="LAB", rl={"minutes": 721})
+    assert "a job of account lab gets 720 at most" in told
+    capital = read_partitions([PARTITIONS["23.11"].replace("lab,course", "Lab,Course")])
+    assert refused(Facts(**{**SITE.__dict__, "partitions": capital}), account="laB", rl={"minutes": 9}) == []
+
+
 def test_the_lowest_limit_of_partition_qos_and_account_is_the_one_that_holds(refused):
     assert refused(LAX, rl={"minutes": 2881})[0].startswith(
         "slurm.rl.minutes is 2881, but a job of partition mx gets 2880 at most"
