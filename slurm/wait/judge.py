@@ -47,6 +47,7 @@ SUSPECT_HOURS = 1.0
 """How long a node is avoided on which no rank has begun though nothing is known against it."""
 NO_LOG = ("exit code 0:53", "JobLaunchFailure")
 """Reasons of a job whose first node could not open the log."""
+NO_LOG_SECONDS = 3.0
 
 
 class End(Enum):
@@ -130,6 +131,8 @@ class Judge:
         return now - self.since.setdefault(what, now)
 
     def _patience(self, found: State) -> float:
+        if found.said and found.said.reason in NO_LOG:
+            return NO_LOG_SECONDS
         return CLEAR.get(found.word, ENDED_SECONDS[self.record.executor])
 
     def _return_seconds(self, found: State) -> float:

@@ -260,7 +260,7 @@ def test_a_node_on_which_ranks_had_begun_is_not_blamed_for_its_crash(said):
 
 def test_a_first_node_that_cannot_open_the_log_is_under_suspicion(said, monkeypatch, knob):
     knob("sacct.down")
-    monkeypatch.setitem(judge.ENDED_SECONDS, "slurm", 0.2)
+    monkeypatch.setattr(judge, "NO_LOG_SECONDS", 0.2)
     assert said("FAILED", "JobLaunchFailure", seconds=1, nodes="mx[2-3]") is End.AGAIN
     assert said.judge.suspects == ("mx2",)
     assert "could not open its log on its first node, mx2; another job tries it without mx2" in said.lines[0]
