@@ -120,5 +120,13 @@ class Job:
             self.beat(f"{event}: done")
 
 
+def check_shards(shard_ranks: int | None, ranks: int, key: str, which: str = "") -> None:
+    """ValueError, which names `key`, when weights sharded over so many of the `ranks` make no whole copies."""
+    if shard_ranks and ranks % shard_ranks:
+        divisors = (size for size in range(1, ranks + 1) if ranks % size == 0)
+        near = min(divisors, key=lambda size: (abs(size - shard_ranks), size))
+        raise ValueError(f"{key} is {shard_ranks}, but the {ranks} ranks{which} are no multiple of it; {near} is near")
+
+
 class Stopped(Exception):
     """A stage raises it after it has committed its progress because the job was asked to stop."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from checkpoints.commit import commit
 from checkpoints.disk import REASONS
+from data.job import check_shards
 from slurm.query.queue import choose_executor
 from stages.environments.config import RowsConfig
 from workflow.config import INPUTS, RunConfig
@@ -71,7 +72,9 @@ def check_resources(run: RunConfig) -> None:
     from slurm.inside.environment import check_environment
 
     check_environment(run.slurm.environment)
-    check_shards(run)
+    for stage in INPUTS:
+        shape = run.slurm.resources(stage)
+        check_shards(shape.shard_ranks, shape.nodes * shape.tasks_per_node, f"slurm.{stage}.shard_ranks")
     executor = choose_executor(run.slurm)
     if executor == "slurm":
         check_minutes(run)
@@ -94,18 +97,6 @@ def check_minutes(run: RunConfig) -> None:
             raise ValueError(
                 f"slurm.{stage}.minutes is {minutes}, but slurm.signal_seconds has the job told to commit {seconds} s "
                 f"before; give it {math.ceil(2 * seconds / 60)} minutes, or make slurm.signal_seconds {30 * minutes}"
-            )
-
-
-def check_shards(run: RunConfig) -> None:
-    """Weights are sharded over a number of ranks that makes whole copies of the model."""
-    for stage in INPUTS:
-        shape = run.slurm.resources(stage)
-        ranks = shape.nodes * shape.tasks_per_node
-        if shape.shard_ranks and ranks % shape.shard_ranks:
-            raise ValueError(
-                f"slurm.{stage}.shard_ranks is {shape.shard_ranks}, which does not divide the {ranks} ranks of the job "
-                f"({shape.nodes} nodes x {shape.tasks_per_node} tasks)"
             )
 
 

@@ -1,8 +1,8 @@
 """A quick look at the nodes of a large job before it starts, so that a bad one is avoided and not waited for.
 
 The first rank of each node looks at its node, and each rank at its own card, since MetaX's cards refuse a second
-process; nobody waits for the others while all is well. A rank that finds its node bad looks what others have found: what
-is wrong on many nodes is no fault of theirs. On nodes without cards torch is not started for it.
+process; nobody waits for the others while all is well. A rank that finds its node bad looks what others have found:
+what is wrong on many nodes is no fault of theirs. On nodes without cards torch is not started for it.
 """
 
 import errno

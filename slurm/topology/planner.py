@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import lcm
 
+from data.job import check_shards
 from slurm.config import ResourcesConfig
 from slurm.topology.choose import choose_nodes, eligible, order_nodes
 from slurm.topology.plan import Plan
@@ -91,12 +92,8 @@ def _divisors(number: int) -> list[int]:
 def _check(world_size: int, ways: int, shard_ranks: int | None) -> None:
     if world_size % ways:
         raise ValueError(f"{ways} tensor-parallel ranks do not divide the {world_size} ranks of the job")
-    if shard_ranks and world_size // ways % shard_ranks:
-        each = f", {world_size // ways} of each part of a matrix," if ways > 1 else ""
-        near = min(_divisors(world_size // ways), key=lambda size: (abs(size - shard_ranks), size))
-        raise ValueError(
-            f"shard_ranks is {shard_ranks}, but the {world_size} ranks{each} are no multiple of it; {near} is near"
-        )
+    which = " of each part of a matrix" if ways > 1 else ""
+    check_shards(shard_ranks, world_size // ways, "shard_ranks", which)
 
 
 def _too_many(topology: Topology, need: Need, num_free: int) -> str:

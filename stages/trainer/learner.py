@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from checkpoints import sharded
-from data.job import Job
+from data.job import Job, check_shards
 from stages.trainer.config import OptimizerConfig
 from stages.trainer.device import device_of, use_cores
 from stages.trainer.export import write_model
@@ -170,10 +170,7 @@ def _shard(policy: Policy, job: Job) -> None:
 def _mesh(job: Job, device: torch.device) -> DeviceMesh:
     """All ranks in one group of shards; or groups of consecutive ranks (HSDP), which add up their gradients."""
     size = job.shard_ranks or job.world_size
-    if job.world_size % size:
-        raise ValueError(
-            f"slurm.<stage>.shard_ranks is {size}, which does not divide the {job.world_size} ranks of the job"
-        )
+    check_shards(size, job.world_size, "slurm.<stage>.shard_ranks")
     if size == job.world_size:
         return init_device_mesh(device.type, (size,))
     return init_device_mesh(device.type, (job.world_size // size, size), mesh_dim_names=("replicate", "shard"))

@@ -71,7 +71,7 @@ def test_shards_make_whole_copies_of_the_model(here):
     shape = ("slurm.rl.tasks_per_node=4", "slurm.rl.shard_ranks=")
     check_config(load([shape[0], f"{shape[1]}2", "slurm.executor=local"]))
     assert refused(shape[0], f"{shape[1]}3").startswith(
-        "slurm.rl.shard_ranks is 3, which does not divide the 4 ranks of the job (1 nodes x 4 tasks)"
+        "slurm.rl.shard_ranks is 3, but the 4 ranks are no multiple of it; 2 is near"
     )
 
 

@@ -199,7 +199,7 @@ def test_copies_of_the_model_train_as_one_sharded_over_all_ranks_and_share_its_c
 
 
 def test_shards_that_make_no_whole_copies_are_an_error(tiny: ModelConfig) -> None:
-    with pytest.raises(ValueError, match="shard_ranks is 3, which does not divide the 4 ranks"):
+    with pytest.raises(ValueError, match="shard_ranks is 3, but the 4 ranks are no multiple of it"):
         make_learner(tiny, Job(world_size=4, shard_ranks=3))
 
 
