@@ -11,7 +11,7 @@ from slurm.config import SlurmConfig
 from slurm.query.answers import Limits, Partition
 from slurm.query.facts import SECONDS, Facts, gather
 from slurm.query.nodelist import expand
-from slurm.query.queue import NoAnswer, ask
+from slurm.query.queue import NoAnswer, is_known
 
 DEPENDENCY = re.compile(r"(?<=:)(\d+)")
 OPERATORS = re.compile(r"\*\d+|[&|,\[\]()!\"]")
@@ -186,8 +186,7 @@ def _dependency(asked: Asked) -> Iterator[str]:
     """Jobs that are not to be seen, which may be a colleague's. One that is not there Slurm takes for finished."""
     for job in dict.fromkeys(DEPENDENCY.findall(asked.text("dependency") or "")):
         try:
-            known = ask("squeue", "-h", "--states=all", f"--jobs={job}", "-o", "%A", seconds=SECONDS)
-            known = known or ask("sacct", "-n", "-X", "-P", f"--jobs={job}", "-o", "JobID", seconds=SECONDS)
+            known = is_known(job, SECONDS)
         except NoAnswer:
             continue
         if not known:

@@ -158,6 +158,14 @@ def runs_there_since(nodes: str, since: float) -> list[str]:
     return [job for job, _, start in found if start >= _slurm_time(since)]
 
 
+def is_known(job_id: str, seconds: float) -> bool:
+    """Whether the queue or the accounting shows a job, whoever's it is. Raises NoAnswer."""
+    queued = ask("squeue", "--noheader", "--all", "--states=all", f"--jobs={job_id}", "--format=%A", seconds=seconds)
+    return bool(
+        queued or ask("sacct", "--noheader", "--allocations", f"--jobs={job_id}", "--format=JobID", seconds=seconds)
+    )
+
+
 def find_by_name(name: str, since: float) -> str | None:
     """Id of our job with this unique name, queued, running or ended after the Unix time `since`; None without one.
 
@@ -191,8 +199,8 @@ def end_time(job_id: str, seconds: float) -> float | None:
         lines = ask("scontrol", "show", "job", "--oneliner", job_id, seconds=seconds)
     except NoAnswer:
         return None
-    words = dict(word.split("=", 1) for line in lines for word in line.split() if "=" in word)
-    end = words.get("EndTime", "Unknown")
+    found = [word.removeprefix("EndTime=") for line in lines for word in line.split() if word.startswith("EndTime=")]
+    end = next(iter(found), "Unknown")
     return None if end == "Unknown" else time.mktime(time.strptime(end, "%Y-%m-%dT%H:%M:%S"))
 
 

@@ -3,11 +3,10 @@
 import re
 from dataclasses import dataclass
 
+from slurm.query.answers import read_cards, read_words
 from slurm.query.nodelist import expand
 from slurm.query.queue import NoAnswer, ask
 
-GPU = re.compile(r"(?:^|,)(?:gres/)?gpu(?::[^,:(]+)?:(\d+)")
-"""gpu:8, gpu:c550:8(S:0-1), and several of them."""
 NO_TOPOLOGY = "No topology information available"
 """What scontrol says without a topology plugin; an error to some versions."""
 
@@ -44,17 +43,18 @@ def read_nodes(text: str) -> dict[str, Node]:
     """The nodes of `scontrol show node --oneliner`, in its order."""
     found: dict[str, Node] = {}
     for line in text.splitlines():
-        words = fields(line)
+        words = read_words(line)
         if "NodeName" in words:
             name, features = words["NodeName"], words.get("AvailableFeatures", words.get("Features", ""))
-            cards = sum(map(int, GPU.findall(words.get("Gres", ""))))
-            found[name] = Node(name, cards, _listed(features), _listed(words.get("Partitions", "")))
+            found[name] = Node(
+                name, read_cards(words.get("Gres", "")), _listed(features), _listed(words.get("Partitions", ""))
+            )
     return found
 
 
 def read_topology(text: str) -> Network:
     """What `scontrol show topology` says; lines that it does not understand are left out."""
-    lines = [fields(line) for line in text.splitlines()]
+    lines = [read_words(line) for line in text.splitlines()]
     for kind, key, parent, children in (
         ("tree", "SwitchName", "SwitchName", "Switches"),
         ("block", "BlockName", "AggregatedBlock", "AggregatedBlock"),
@@ -64,11 +64,6 @@ def read_topology(text: str) -> Network:
         if parts:
             return Network(kind, tuple(Part(part[key], _nodes(part), _above(part, parent, above)) for part in parts))
     return Network("none")
-
-
-def fields(line: str) -> dict[str, str]:
-    """`Key=value Key=value`; a value with blanks in it loses what follows the first."""
-    return dict(word.split("=", 1) for word in line.split() if "=" in word)
 
 
 def _nodes(line: dict[str, str]) -> tuple[str, ...]:

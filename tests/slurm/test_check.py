@@ -73,6 +73,7 @@ def test_a_partition_without_limits_has_none():
         ("gpu:c550:4(S:0),gpu:c500:4(S:1)", 8),
         ("shard:16,gpu:nvidia_h100_80gb_hbm3:8(S:0-1),nic:4", 8),
         ("gpu", 1),
+        ("gpu:c550", 1),
         ("mx:8", 0),
     ],
 )

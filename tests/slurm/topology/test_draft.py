@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm.query.answers import read_cards
 from slurm.query.queue import NoAnswer
 from slurm.topology import agree
 from slurm.topology.cluster import Network, read_nodes, read_topology
@@ -43,6 +44,12 @@ def drafted(tmp_path, nodes: str, topology: str) -> tuple[str, Topology]:
     text = draft_from(read_nodes(nodes), read_topology(topology))
     (tmp_path / "site.yaml").write_text(text)
     return text, load(tmp_path / "site.yaml")
+
+
+def test_the_cards_of_a_node_are_those_that_the_check_before_a_submit_counts():
+    gres = ("gpu:c550", "gpu:8(S:0,3)", "gpu:c550:4(S:0-1),gpu:c500:4", "(null)")
+    found = read_nodes("\n".join(node(f"mx{number}", each) for number, each in enumerate(gres)))
+    assert [each.cards for each in found.values()] == [read_cards(each) for each in gres] == [1, 8, 8, 0]
 
 
 def test_leaf_switches_become_supernodes_and_switches_above_them_pods(tmp_path):
