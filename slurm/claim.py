@@ -57,9 +57,13 @@ def submit_or_attach(request: Request, after: Attached | None = None, interrupts
         attempt = folder / f"{fingerprint}-{number}"
         # Who waited for a job has seen to it that its result is there, if there is one.
         wait = 0.0 if after else RESULT_SECONDS
-        if earlier and _settled(folder, earlier, wait, interrupts).kind not in (Kind.ENDED, Kind.FINISHED):
-            write_record(folder, earlier)
-            return Attached(earlier, attempt, "re-attached")
+        if earlier:
+            kind = _settled(folder, earlier, wait, interrupts).kind
+            if kind is Kind.RETURNING and after and after.record.job_id == earlier.job_id:
+                cancel(folder, earlier)  # it has not come back for as long as its waiter's patience, and must not now
+            elif kind not in (Kind.ENDED, Kind.FINISHED):
+                write_record(folder, earlier)
+                return Attached(earlier, attempt, "re-attached")
         record = _intend(request, fingerprint, number)
         if is_finished(attempt):
             record = earlier or record  # which has the id of the job that made it

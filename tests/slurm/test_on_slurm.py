@@ -121,12 +121,17 @@ def test_a_job_that_the_cluster_starts_again_is_waited_for(request_for, jobs, kn
     assert len(jobs()) == 1
 
 
-def test_a_lost_job_that_does_not_come_back_has_a_successor(request_for, jobs, knob, wait_for, fake_slurm, monkeypatch):
+@pytest.mark.parametrize("state", ["NODE_FAIL", "PREEMPTED"])
+def test_a_lost_job_that_does_not_come_back_has_a_successor(
+    request_for, jobs, knob, wait_for, fake_slurm, monkeypatch, state
+):
     monkeypatch.setattr("slurm.wait.judge.FINAL_SECONDS", 1.0)
     knob("held")
     attached = submit_or_attach(request_for(slurm=ON_SLURM))
-    fake_slurm.save({**jobs()[0], "state": "NODE_FAIL"})
+    fake_slurm.save({**jobs()[0], "state": state})
     assert wait_for(attached) is End.AGAIN
+    successor = submit_or_attach(request_for(slurm=ON_SLURM), attached)
+    assert (successor.how, len(jobs())) == ("resumed", 2)
 
 
 def test_after_the_time_limit_the_same_attempt_is_resumed_by_a_new_job(request_for, jobs, knob, wait_for, fake_slurm):
