@@ -29,9 +29,11 @@ def begin(run: RunConfig, stages: Sequence[str] | None = None) -> None:
 
     Slurm is asked, once for a command and all that it calls, about the jobs of `stages`: by default of those that would
     be submitted. The lock is held until this process ends, however it ends; nothing has to be unlocked by hand. A
-    process that was called by the one that holds the run only checks. Raises ValueError.
+    process that was called by the one that holds the run only checks. Raises ValueError; also when another process has
+    finished stages since this one began, since who plans to run them would make them a second time.
     """
     paths = RunPaths(run.name)
+    before = _taken(run)
     check_config(run)
     check_owner(run)
     ours = os.fspath(paths.folder.resolve())
@@ -46,9 +48,21 @@ def begin(run: RunConfig, stages: Sequence[str] | None = None) -> None:
                 f"{paths.folder}: {holder} works on this run; wait for it or stop it, or give this run another name "
                 f"(name={run.name}-2)"
             )
+        if _taken(run) != before:
+            let_go(paths.lock)
+            raise ValueError(
+                f"{paths.folder}: another process worked on this run until just now, and has finished stages that were "
+                "not done when this one began; run the same command again"
+            )
         os.environ[LOCKED] = ours
         write_json(paths.config, run.model_dump(mode="json"))
     watch_me()
+
+
+def _taken(run: RunConfig) -> list[str]:
+    """The attempts whose results somebody has."""
+    folders = [folder for stage in INPUTS if (folder := RunPaths(run.name).stage(stage)).is_dir()]
+    return [record.attempt for folder in folders if (record := read_record(folder)) and record.accepted]
 
 
 def to_submit(run: RunConfig, stages: Sequence[str] | None = None) -> list[str]:

@@ -47,6 +47,18 @@ def test_a_lock_goes_with_its_holder_however_it_ends(run):
     begin(run)
 
 
+def test_what_another_one_finishes_while_we_wait_for_the_run_is_not_made_a_second_time(run, finish, monkeypatch):
+    finish(["mine.yaml"], "synth")
+    release(run)
+    folder = RunPaths("mine").stage("synth")
+    (folder / "record.json").write_text(read_record(folder).model_copy(update={"accepted": False}).model_dump_json())
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "hold", lambda path, seconds: accept_published(run))
+        with pytest.raises(ValueError, match="has finished stages .* run the same command again"):
+            begin(run)
+    begin(run)
+
+
 def test_what_the_holder_calls_may_work_on_the_run(run, monkeypatch):
     begin(run)
     code = "from workflow.config import load; from workflow.session import begin; begin(load(['mine.yaml']))"
