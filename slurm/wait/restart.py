@@ -25,7 +25,7 @@ def why_again(job_id: str, nodes: str, since: float, verdict: Verdict | None) ->
             break
         time.sleep(TRY_SECONDS)
     if said and said.word == "PREEMPTED":
-        return "was preempted by a job of higher priority; Slurm starts it again"
+        return "was preempted by a job of higher priority, and starts again: by Slurm, or as a new job"
     if broken:
         return f"lost a node, which failed or does not answer: {listed(broken)}; Slurm starts the job again elsewhere"
     if said and said.word == "NODE_FAIL":
