@@ -300,7 +300,8 @@ def test_a_job_whose_time_is_up_goes_on_and_has_a_successor_when_it_could_not_co
     committed = re.search(r"sft: (\d+) s are left, .* committed step (\d+)", told)
     assert int(committed[1]) > 5
     training.at, training.before = time.monotonic(), training.reading()
-    training.starts_again("the time limit comes near", "was requeued, and committed first")
+    training.starts_again("the time limit comes near", "s are left, a step takes up to")
+    training.sees("was requeued, and committed first")
     assert training.job == job
     assert training.reading()["first"] == int(committed[2])
 

@@ -157,7 +157,7 @@ faulthandler.dump_traceback_later = lambda seconds, **options: later(seconds - 6
 def test_a_rank_that_stands_still_is_named_and_the_nodes_are_free_but_not_when_the_job_is_suspended(
     stage, tmp_path, faults
 ):
-    stage.start(*ENDLESS, "slurm.watch.stall_minutes=0.1", "slurm.watch.slow_minutes=0.1", env=hook(tmp_path, SOON))
+    stage.start(*ENDLESS, "slurm.watch.stall_minutes=0.1", "slurm.watch.slow_minutes=0.5", env=hook(tmp_path, SOON))
     stage.trains()
     stage.cluster.run("scontrol", "suspend", stage.job_id())
     time.sleep(12)
