@@ -10,16 +10,13 @@ from pathlib import Path
 
 from slurm.attempt import is_cancelled, read_job_file
 from slurm.exclusions import exclude
-from slurm.inside.roll_call import has_begun, last_begun
-from slurm.query import queue
-from slurm.query.nodelist import expand
 from slurm.query.queue import NoAnswer
 from slurm.query.words import is_held, may_pass, way_out
 from slurm.record import Record
 from slurm.verdict import explain, lost_peer, read_verdict
-from slurm.wait import state
+from slurm.wait import launch, state
 from slurm.wait.background import in_background
-from slurm.wait.launch import blamed_by_srun
+from slurm.wait.launch import Launch
 from slurm.wait.lost import gone, listed, wait_for_loss
 from slurm.wait.state import Kind, State
 
@@ -41,8 +38,6 @@ START_SECONDS = 1.0
 """A job runs for so long before it is judged by which of its ranks have started."""
 HOPELESS_SECONDS = 600.0
 """How long a reason that may pass is waited for: slurmdbd may have been started again."""
-LAUNCHES = 5
-"""So often in a row Slurm may start a job without a rank that begins. It does so for ever, and says nothing."""
 SUSPECT_HOURS = 1.0
 """How long a node is avoided on which no rank has begun though nothing is known against it."""
 NO_LOG = ("exit code 0:53", "JobLaunchFailure")
@@ -75,14 +70,16 @@ class Judge:
         """What is strange about the end of this job, which another one may do better: but not a third one."""
         self.suspects: tuple[str, ...] = ()
         """Nodes that are avoided because of a doubt."""
-        self.nodes, self.restarts = "", None
+        self.launch = Launch(attempt, record)
         self.loss: Future[dict[str, str]] | None = None
 
     def look(self, found: State) -> End | None:
         """The end that a state of the job means, or None while it may still succeed."""
         if found.kind is Kind.FINISHED:
             return End.FINISHED
-        self._note(found)
+        if self.launch.note(found):
+            self.begun = False
+            self._lasts("running", False)
         if found.kind is Kind.ENDED:
             patience = self._patience(found)
             return self._over(found) if self._lasts("ended", True) > patience or self._explained() else None
@@ -95,10 +92,10 @@ class Judge:
         patience = HOPELESS_SECONDS if found.said and may_pass(found.said.reason) else 0.0
         if self._lasts("hopeless", hopeless is not None) >= patience:
             return self._give_up(f"{found.text}; {hopeless}")
-        if found.word == "PENDING" and self._starts_in_vain():
+        if found.word == "PENDING" and self.launch.in_vain():
             return self._give_up(
-                f"was started {LAUNCHES} times by Slurm, and no rank has begun. As a rule Slurm does not know this "
-                f"user on its machines (`getent passwd {os.getuid()}` there), or a prolog fails; slurmctld's log, "
+                f"was started {launch.LAUNCHES} times by Slurm, and no rank has begun. As a rule Slurm does not know "
+                f"this user on its machines (`getent passwd {os.getuid()}` there), or a prolog fails; slurmctld's log, "
                 "which an administrator can read, says what is wrong with a job of this number"
             )
         held = found.said is not None and is_held(found.said.state, found.said.reason)
@@ -108,19 +105,6 @@ class Judge:
             self._end_stragglers(found)
             self._end_silence(found)
         return None
-
-    def _note(self, found: State) -> None:
-        said = found.said
-        if said is None:
-            return
-        self.nodes = said.nodes or self.nodes
-        if said.restarts is not None and said.restarts != self.restarts:
-            self.restarts, self.begun = said.restarts, False
-            self._lasts("running", False)
-
-    def _starts_in_vain(self) -> bool:
-        job_id, restarts = self.record.job_id, self.restarts or 0
-        return job_id is not None and restarts >= LAUNCHES and restarts - last_begun(self.attempt, job_id) > LAUNCHES
 
     def _lasts(self, what: str, holds: bool) -> float:
         """Seconds since `what` holds without a break; a negative number when it does not."""
@@ -141,14 +125,7 @@ class Judge:
     def _explained(self) -> bool:
         """Whether it is known why there will be no result: from a rank, from its log, or from srun."""
         verdict = explain(self.attempt, self.record.job_id)
-        return bool(self._blamed()) if verdict is None or verdict.why == "stopped" else True
-
-    def _blamed(self) -> dict[str, str]:
-        """Nodes on which srun could not start a rank, and what it said."""
-        job_id = self.record.job_id
-        if job_id is None or self.record.executor == "local":
-            return {}
-        return blamed_by_srun(self.attempt, job_id, self.restarts, self.nodes)
+        return bool(self.launch.blamed()) if verdict is None or verdict.why == "stopped" else True
 
     def _over(self, found: State) -> End | None:
         """Whether another job may succeed. Not when somebody has cancelled this one, and wants no other one for it.
@@ -167,22 +144,21 @@ class Judge:
             return End.AGAIN
         told = explain(self.attempt, self.record.job_id)
         if not self.again and (told is None or told.why == "stopped" or lost_peer(told)):
-            self._avoid(self._blamed())
+            self._avoid(self.launch.blamed())
         if self.again or why == "stopped":
             return End.AGAIN
         if found.word in LOST and why in (None, "error"):  # the error of a rank is that the others were gone
             self.say(f"job {self.record.job_id} {found.text}; a new job goes on from what was committed")
             return End.AGAIN
-        if told is None and found.said and found.said.reason in NO_LOG and not self._has_begun():
-            self._suspect(f"could not open its log on its first node, {self._first_node()}")
+        if told is None and found.said and found.said.reason in NO_LOG and not self.launch.has_begun():
+            self._suspect(f"could not open its log on its first node, {self.launch.first_node()}")
             return End.AGAIN
         return self._over_for_a_peer() if lost_peer(told) else End.FAILED
 
     def _over_for_a_peer(self) -> End | None:
         """The error of a rank is that another one is gone: Slurm notices the loss of a node later, or there is none."""
         if self.loss is None:
-            self._find_nodes()
-            nodes = self.nodes
+            nodes = self.launch.find_nodes()
             self.loss = in_background(lambda: wait_for_loss(nodes))
             self.say(f"job {self.record.job_id} has lost a rank; waiting for Slurm to say whether a node is gone")
         if not self.loss.done():
@@ -194,7 +170,7 @@ class Judge:
                 "a new job goes on from what was committed"
             )
         else:
-            self.doubt = f"lost a rank, though Slurm misses none of its nodes {self.nodes}"
+            self.doubt = f"lost a rank, though Slurm misses none of its nodes {self.launch.nodes}"
         return End.AGAIN
 
     def _give_up(self, why: str) -> End:
@@ -225,14 +201,15 @@ class Judge:
         if not runs or found.said is None or self.begun or self.record.job_id is None:
             self.begun = self.begun and runs  # a requeued job has to begin again
             return
-        self.begun = self._has_begun()
+        self.begun = self.launch.has_begun()
         if self.begun or seconds < START_SECONDS:  # ranks of a requeued job are just about to sign the roll anew
             return
-        blamed, minutes = self._blamed(), read_job_file(self.attempt).watch.start_minutes
-        silent = f"started no rank on {self.nodes} within {minutes:g} minutes (slurm.watch.start_minutes)"
+        blamed, minutes = self.launch.blamed(), read_job_file(self.attempt).watch.start_minutes
+        silent = f"started no rank on {self.launch.nodes} within {minutes:g} minutes (slurm.watch.start_minutes)"
         if not blamed and seconds > 60 * minutes:
             blamed = {
-                node: f"job {self.record.job_id} {silent}, and it is {said}" for node, said in gone(self.nodes).items()
+                node: f"job {self.record.job_id} {silent}, and it is {said}"
+                for node, said in gone(self.launch.nodes).items()
             }
             if not blamed:
                 self._suspect(f"{silent}; does a line of slurm.setup hang?")
@@ -240,25 +217,10 @@ class Judge:
         if self.again:
             self._cancel()
 
-    def _has_begun(self) -> bool:
-        return self.record.job_id is not None and has_begun(self.attempt, self.record.job_id, self.restarts)
-
-    def _find_nodes(self) -> None:
-        """Of a job that nobody has seen running here; the accounting knows them too."""
-        if not self.nodes and self.record.job_id:
-            with contextlib.suppress(NoAnswer):
-                said = queue.last_start(self.record.job_id, self.record.submitted - FINAL_SECONDS)
-                self.nodes = said.nodes if said else ""
-
-    def _first_node(self) -> str:
-        """Where the batch script ran, or nothing."""
-        self._find_nodes()
-        return next(iter(expand(self.nodes)), "")
-
     def _suspect(self, doubt: str) -> None:
         """The batch script runs on the first node, and may have failed because of it: the next job shows it."""
         self.doubt, self.again = doubt, True
-        first = self._first_node()
+        first = self.launch.first_node()
         said = f"job {self.record.job_id} {doubt}"
         self.suspects = (first,) if first else ()
         exclude(self._run_folder(), self.suspects, said, SUSPECT_HOURS)

@@ -11,7 +11,7 @@ from slurm.claim import Withdrawn, submit_or_attach, withdraw
 from slurm.config import SlurmConfig, WatchConfig
 from slurm.exclusions import excluded
 from slurm.query.queue import QueueFull, SubmitError, submit_error
-from slurm.wait import judge, lost
+from slurm.wait import judge, launch, lost
 from slurm.wait.judge import End, Judge
 from slurm.wait.state import query
 
@@ -159,17 +159,17 @@ def test_a_name_that_slurm_does_not_know_is_one_that_it_may_know_again(said, job
 
 def test_a_job_that_slurm_starts_again_and_again_without_a_rank_is_ended_and_says_why(said, jobs):
     """As for a user that slurmctld does not know: "Can not create job credential", in its own log alone."""
-    for restarts in range(judge.LAUNCHES):
+    for restarts in range(launch.LAUNCHES):
         assert said("PENDING", "BeginTime", restarts=restarts) is None
-    assert said("PENDING", "BeginTime", restarts=judge.LAUNCHES) is End.FAILED
+    assert said("PENDING", "BeginTime", restarts=launch.LAUNCHES) is End.FAILED
     assert "was started 5 times by Slurm, and no rank has begun" in said.lines[0]
     assert jobs()[0]["state"] == "CANCELLED"
 
 
 def test_a_job_that_is_often_started_again_and_gets_on_is_let_be(said):
     sign(said.attached.folder, "mx0", restarts=2)
-    assert said("PENDING", "BeginTime", restarts=judge.LAUNCHES + 2) is None
-    assert said("PENDING", "BeginTime", restarts=judge.LAUNCHES + 3) is End.FAILED
+    assert said("PENDING", "BeginTime", restarts=launch.LAUNCHES + 2) is None
+    assert said("PENDING", "BeginTime", restarts=launch.LAUNCHES + 3) is End.FAILED
 
 
 def test_a_bad_node_is_named_and_another_job_follows(said):
