@@ -94,7 +94,7 @@ def test_a_full_queue_is_waited_for(life, faults):
             command.sees("synth: Slurm takes no job now, so it is asked again every 10 s", 60)
             line, began = command.line("Slurm takes no job now"), time.monotonic()
             run("scancel", other)
-            command.sees("submitted:")
+            command.sees(", Slurm job ")
             faults.note("the queue is full (MaxSubmitJobs)", line, time.monotonic() - began)
             assert command.ends() == 0, command.said()
             assert life.jobs("synth") == [life.job("synth")]
