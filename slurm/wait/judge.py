@@ -78,7 +78,7 @@ class Judge:
         if found.kind is Kind.FINISHED:
             return End.FINISHED
         if self.launch.note(found):
-            self.begun = False
+            self.begun, self.loss = False, None
             self._lasts("running", False)
         if found.kind is Kind.ENDED:
             patience = self._patience(found)
