@@ -94,8 +94,8 @@ def test_a_lost_node_is_how_a_job_ended_that_slurm_did_not_start_again(says, tmp
     assert query(tmp_path, RECORD).text == "is not in the queue any more"
 
 
-def test_the_search_by_name_is_for_jobs_of_this_user(says):
-    says(f"""case "$*" in *--user={os.getuid()}*) echo 8;; *) echo 9;; esac""", SILENT)
+def test_the_search_by_name_is_for_jobs_of_this_user_in_hidden_partitions_too(says):
+    says(f"""case "$*" in *--all*--user={os.getuid()}*) echo 8;; *) echo 9;; esac""", SILENT)
     assert find_by_name("n", time.time()) == "8"
 
 
