@@ -23,7 +23,7 @@ def late(cluster) -> Generator[None]:
     """A Slurm that notices late, as real ones do, that a node is gone, while srun soon ends a step that lost a rank."""
     conf = Path(os.environ["SLURM_CONF"])
     before = conf.read_text()
-    changed = re.sub("^SlurmdTimeout=.*$", "SlurmdTimeout=25", before, flags=re.MULTILINE)
+    changed = re.sub("^SlurmdTimeout=.*$", "SlurmdTimeout=15", before, flags=re.MULTILINE)
     conf.write_text(re.sub("^WaitTime=.*$", "WaitTime=2", changed, flags=re.MULTILINE))
     cluster.run("scontrol", "reconfigure")
     yield
