@@ -18,6 +18,7 @@ EXPECTED = """\
 # Parameters
 #SBATCH --account=lab
 #SBATCH --cpus-per-task=4
+#SBATCH --dependency=singleton
 #SBATCH --gpus-per-node=8
 #SBATCH --job-name=demo-synth-1
 #SBATCH --nodes=2
