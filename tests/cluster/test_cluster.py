@@ -1,4 +1,4 @@
-"""The cluster of these tests is a real one: nodes with names, accounting, requeue after a crash."""
+"""The cluster of these tests is a real one: nodes with names, accounting, a network."""
 
 import sys
 
@@ -16,18 +16,6 @@ def test_accounting_keeps_how_a_job_ended(cluster):
     job = cluster.submit("exit 3")
     cluster.wait(job, "FAILED")
     assert cluster.run("sacct", "-n", "-X", "-P", "-j", job, "-o", "State,ExitCode") == "FAILED|3:0"
-
-
-def test_a_job_whose_node_dies_starts_again_elsewhere(cluster, tmp_path):
-    log = tmp_path / "log"
-    job = cluster.submit("echo $SLURM_RESTART_COUNT $SLURMD_NODENAME; sleep 60", "-N1", "--requeue", f"--output={log}")
-    cluster.wait(job, "RUNNING")
-    (crashed,) = cluster.job_nodes(job)
-    cluster.script("kill-node", crashed)
-    cluster.wait(job, "PENDING", seconds=30)
-    cluster.wait(job, "RUNNING", seconds=30)
-    (now,) = cluster.job_nodes(job)
-    assert now != crashed
 
 
 RANK = """

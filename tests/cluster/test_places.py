@@ -57,7 +57,9 @@ def test_scripts_by_hand_write_the_record_and_nothing_is_left_to_do(cluster, tin
     last = None
     for stage in STAGES:
         after = [f"--dependency=afterok:{last}"] if last else []
-        words = ["sbatch", "--parsable", "--output=out", *after, ROOT / f"slurm/sbatch/{stage}.sbatch", tiny.name]
+        shape = ["--nodes=2", "--ntasks-per-node=2"] if stage == "rl" else []
+        script = ROOT / f"slurm/sbatch/{stage}.sbatch"
+        words = ["sbatch", "--parsable", "--output=out", *shape, *after, script, tiny.name]
         last = subprocess.check_output([*words, *SHORT], cwd=tiny.parent, text=True, env=environment).strip()
     cluster.wait(last, "COMPLETED", "FAILED", seconds=240)
     assert cluster.state(last) == "COMPLETED", (tiny.parent / "out").read_text()

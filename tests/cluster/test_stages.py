@@ -171,25 +171,3 @@ def test_a_stage_that_is_killed_requeued_and_loses_a_node_gives_what_an_undistur
     assert sft.progress("first") > requeued
     assert sft.jobs() == [job]
     assert losses(sft.folder) == undisturbed
-
-
-def test_a_stage_that_was_submitted_by_hand_is_a_stage_of_the_run(cluster, qianka, tiny):
-    folder = tiny.parent
-    for stage in ("synth", "sft"):
-        done = qianka(folder, "stage", stage, tiny.name)
-        assert done.returncode == 0, done.stdout
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    options = ("--parsable", "--nodes=2", "--ntasks-per-node=2", "--output=rl.out")
-    submit = ["sbatch", *options, ROOT / "slurm/sbatch/rl.sbatch", tiny.name, *ON_SLURM]
-    job = subprocess.check_output(submit, cwd=folder, text=True, env=os.environ | {"PATH": path}).strip()
-    cluster.wait(job, "COMPLETED", "FAILED", seconds=120)
-    assert cluster.state(job) == "COMPLETED", (folder / "rl.out").read_text()
-    assert result(folder, "rl").manifest.stage == "rl"
-
-    planned = qianka(folder, "plan", tiny.name, *ON_SLURM)
-    assert [line.split()[:2] for line in planned.stdout.splitlines()[:4]] == [
-        ["synth", "keep"],
-        ["sft", "keep"],
-        ["rl", "keep"],
-        ["evaluate", "run"],
-    ]
