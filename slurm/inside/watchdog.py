@@ -71,8 +71,8 @@ class Watchdog:
 
     def watch(self) -> None:
         """Until `end` is called."""
+        before = time.monotonic()
         while True:
-            before = time.monotonic()
             is_suspended = before < self.no_timer_before
             if not is_suspended:
                 faulthandler.dump_traceback_later(self._limit() + LOCK_SECONDS, exit=True, file=self.stream)
@@ -80,7 +80,8 @@ class Watchdog:
             self._listen(tick)
             if self.ended:
                 return
-            pause = time.monotonic() - before - tick
+            now = time.monotonic()
+            pause, before = now - before - tick, now  # wherever in the loop it was
             if pause > PAUSE_SECONDS:
                 self.job.pulse.paused += pause if is_suspended else 0.0
                 self.job.beat(self.job.pulse.event)
