@@ -49,11 +49,12 @@ class Training:
 
     def runs(self, *lines: str, env: dict[str, str] | None = None) -> "Training":
         """The stage trains, with these lines in the slurm section of the config, and snakemake waits for it."""
-        lines, called = lines or ("sft: {nodes: 2}",), time.time()
+        lines = lines or ("sft: {nodes: 2}",)
         if lines != self.lines:
             self.stop()
             self.lines = lines
             self.life.settings(*lines)
+        called = time.time()
         if self.command is None or self.command.process.poll() is not None:
             self.command = self.life.snakemake("sft", env=env)
         over = self.command.process.poll
@@ -64,7 +65,7 @@ class Training:
 
     def stop(self) -> None:
         """End the job."""
-        if self.command:
+        if self.cluster.mine():
             assert self.life.qianka("cancel").ends() == 0
             self.command.ends()
             self.life.wait_for(lambda: not self.cluster.mine(), "the nodes are free")
@@ -313,17 +314,23 @@ def test_a_job_whose_time_is_up_goes_on_and_has_a_successor_when_it_could_not_co
     assert training.job != job
 
 
-def test_where_preemption_cancels_or_suspends_the_stage_goes_on(training):
+def test_where_preemption_cancels_a_job_it_has_a_successor(training):
     training.stop()
     with training.cluster.controller(*PARTITIONS):
-        training.runs("sft: {nodes: 2, partition: cancelling}")
+        job = training.runs("sft: {nodes: 2, partition: cancelling}").job
         in_urgent(training, 5)
-        training.starts_again("preemption, PreemptMode=CANCEL", "preempt")
+        training.starts_again("preemption, PreemptMode=CANCEL", f"job {job} was preempted by a job of higher priority")
+        assert training.job != job
+        training.stop()
 
-        training.runs("sft: {nodes: 2, partition: suspending}")
+
+def test_where_preemption_suspends_a_job_it_goes_on(training):
+    training.stop()
+    with training.cluster.controller(*PARTITIONS):
+        job = training.runs("sft: {nodes: 2, partition: suspending}").job
         in_urgent(training, 5)
         training.strikes()
-        training.sees("stands still: Slurm, or an administrator, has suspended it")
+        training.sees(f"job {job} stands still: Slurm, or an administrator, has suspended it")
         training.before = training.reading()
         training.goes_on("preemption, PreemptMode=SUSPEND", "stands still")
         training.stop()
