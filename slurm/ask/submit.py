@@ -159,7 +159,8 @@ def in_own_session(submit: Callable[[], None], log: Path, interrupts: Sequence[i
             _redirect(log)
             submit()
         except BaseException as error:  # noqa: BLE001 - a forked child must not return into its parent's code
-            os.write(writer, f"{type(error).__name__}: {error}".encode())
+            kind = "" if isinstance(error, SubmitError) else f"{type(error).__name__}: "
+            os.write(writer, f"{kind}{error}".encode())
         finally:
             os._exit(0)
     os.close(writer)

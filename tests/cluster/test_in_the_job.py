@@ -157,18 +157,18 @@ faulthandler.dump_traceback_later = lambda seconds, **options: later(seconds - 6
 def test_a_rank_that_stands_still_is_named_and_the_nodes_are_free_but_not_when_the_job_is_suspended(
     stage, tmp_path, faults
 ):
-    stage.start(*ENDLESS, "slurm.watch.stall_minutes=0.1", "slurm.watch.slow_minutes=0.5", env=hook(tmp_path, SOON))
+    stage.start(*ENDLESS, "slurm.watch.stall_minutes=0.15", "slurm.watch.slow_minutes=0.5", env=hook(tmp_path, SOON))
     stage.trains()
     stage.cluster.run("scontrol", "suspend", stage.job_id())
-    time.sleep(12)
+    time.sleep(15)
     stage.cluster.run("scontrol", "resume", stage.job_id())
     last = stage.committed()[-1]
     wait_for(lambda: stage.committed()[-1] > last, "the job goes on after it was suspended")
     node = stage.cluster.job_nodes(stage.job_id())[1]
     stage.rank(1).suspend()
     began = time.monotonic()
-    done = read_progress(stage.attempt)["done"]
     stage.is_over()
+    done = read_progress(stage.attempt)["done"]
     said, took = stage.ends(), time.monotonic() - began
     assert took < 40
     faults.note("a rank stands still", stage.line("failed on rank 1"), took, done - stage.committed()[-1])
