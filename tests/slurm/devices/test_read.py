@@ -10,6 +10,7 @@ from slurm.devices.command import ask
 from slurm.devices.device import health
 from slurm.devices.metax import DMON, JSON, LIST, REASON, TABLE
 from slurm.devices.read import count_cards, kind_of_node, read_devices
+from slurm.wait.local import is_alive
 
 
 def test_a_metax_node_is_read_through_its_tool(tool, no_tools, monkeypatch, metax_answers):
@@ -42,7 +43,8 @@ def test_a_tool_that_hangs_is_a_finding_and_is_asked_once(tool, tmp_path, monkey
     assert node.trouble[0].startswith("`mx-smi` gave no answer in 0.5 s and was ended")
     assert node.trouble[1:] == ("mx-smi shows no card",)
     assert len((tmp_path / "mx-smi.log").read_text().splitlines()) == 1
-    assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "611.5"]]
+    left = [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "611.5"]]
+    assert not [p for p in psutil.wait_procs(left, 5)[1] if is_alive(p)]  # killed, though perhaps not dead at once
 
 
 def test_a_tool_whose_child_holds_on_to_the_output_keeps_nobody_waiting(tool, monkeypatch):
