@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import select
 import signal
 import threading
 import time
@@ -14,6 +15,8 @@ from slurm.wait.local import is_alive
 
 WATCHED = "QIANKA_CALLERS"
 """Variable with the process ids of the callers: when one of them is gone, nobody waits for the result."""
+STANDARD_ERROR = 2
+"""Where Snakemake writes."""
 NOBODY_WAITS = 75
 """Exit code of a process whose caller is gone."""
 COMMAND = ("workflow.cli", "stage")
@@ -37,18 +40,25 @@ def callers_alive() -> Callable[[], bool]:
 
 
 def end_with_callers() -> None:
-    """End this process, from a thread, soon after one of its callers has died.
+    """End this process, from a thread, soon after one of its callers has died, or the reader of its messages has.
 
-    For Snakemake, which waits for ever for a job whose end it could not print because the terminal is gone as well.
+    For Snakemake, which waits for ever for a job whose end it could not print.
     """
     alive = callers_alive()
 
     def watch() -> None:
-        while alive():
+        while alive() and not _is_gone(STANDARD_ERROR):
             time.sleep(1)
         os._exit(NOBODY_WAITS)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def _is_gone(file: int) -> bool:
+    """Whether nobody is left at the other end of a pipe or a terminal; never so of a file."""
+    poll = select.poll()
+    poll.register(file, 0)  # asks for nothing, and is told of errors all the same
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 def pass_signals_on() -> None:
