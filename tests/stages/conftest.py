@@ -17,8 +17,9 @@ Ranks = Callable[..., list[Any]]
 def _rank(pipe: Connection, function: Callable[..., Any], job: dict[str, Any], arguments: tuple[Any, ...]) -> None:
     try:
         pipe.send((function(Job(**job), *arguments), None))
-    except Exception:  # noqa: BLE001 - the test sees it
-        pipe.send((None, traceback.format_exc()))
+    except BaseException:
+        pipe.send((None, traceback.format_exc()))  # for the test; the process ends with the cause as well
+        raise
 
 
 @pytest.fixture(scope="session")

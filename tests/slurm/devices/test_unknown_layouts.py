@@ -172,14 +172,20 @@ def test_a_column_that_stands_there_twice_or_is_new_says_the_same(metax_answers,
 @fuzz
 @given(st.data())
 def test_a_mutated_answer_has_no_more_healthy_cards_than_it_calls_available(metax_answers, data):
-    texts = dict(metax_answers)
-    source = random.Random(data.draw(st.integers()))
-    for arguments in data.draw(st.lists(st.sampled_from(list(texts)), min_size=1, max_size=4)):
-        texts[arguments] = mutate(texts[arguments], source)
+    texts = mutated(metax_answers, data)
     node = metax_devices(texts)
     said = sum(len(re.findall(r"(?<![a-z])available", texts[key], re.IGNORECASE)) for key in (TABLE, LIST, REASON))
     counted = len(re.findall("DRAM Uncorrectable", texts[ECC], re.IGNORECASE))
     assert len(healthy(node)) <= min(said, counted)
+
+
+def mutated(answers: dict[str, str], data: st.DataObject) -> dict[str, str]:
+    """The answers of a tool, one to four of them mutated."""
+    texts = dict(answers)
+    source = random.Random(data.draw(st.integers()))
+    for arguments in data.draw(st.lists(st.sampled_from(list(texts)), min_size=1, max_size=4)):
+        texts[arguments] = mutate(texts[arguments], source)
+    return texts
 
 
 def mutate(text: str, source: random.Random) -> str:
@@ -204,10 +210,7 @@ def mutate(text: str, source: random.Random) -> str:
 @fuzz
 @given(st.data())
 def test_a_mutated_answer_of_nvidia_smi_is_healthy_only_with_a_count_of_errors(nvidia_answers, data):
-    texts = dict(nvidia_answers)
-    source = random.Random(data.draw(st.integers()))
-    for arguments in data.draw(st.lists(st.sampled_from(list(texts)), min_size=1, max_size=4)):
-        texts[arguments] = mutate(texts[arguments], source)
+    texts = mutated(nvidia_answers, data)
     for device in nvidia_devices(texts).devices:
         is_whole = device.memory_used is not None and device.temperature is not None and device.ecc_uncorrected == 0
         assert health(device) != "healthy" or is_whole
