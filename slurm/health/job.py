@@ -34,6 +34,8 @@ STAGE = "rl"
 QUEUE_SECONDS = 2.0
 FOLDER = ".doctor-job-"
 OLD_SECONDS = 86400.0
+END_SECONDS = 5.0
+"""Slurm needs about one to end a step; srun of a frozen node would wait for a minute and more."""
 USUAL = Limits()
 
 
@@ -63,10 +65,8 @@ def examine_nodes(
     finally:
         with contextlib.suppress(NoAnswer):
             ask("scancel", f"--name={name}")
-        for step in steps.values():
-            step.kill()
-            step.wait()
-        shutil.rmtree(folder, ignore_errors=True)
+        end(steps)
+        remove(folder, say)
 
 
 def of_doctor(config: SlurmConfig, count: int, minutes: int) -> SlurmConfig:
@@ -122,6 +122,34 @@ def start(config: SlurmConfig, job_id: str, node: str, folder: Path) -> subproce
     script = "\n".join([*config.setup, f"exec {program}"])
     with (folder / f"step-{node}.log").open("wb") as stream:
         return _start(["srun", f"--jobid={job_id}", *step, "bash", "-c", script], stream)
+
+
+def end(steps: dict[str, subprocess.Popen[bytes]]) -> None:
+    """Wait for the steps of a cancelled job: srun ends when its node's program has. One of a frozen node is killed."""
+    latest = time.monotonic() + END_SECONDS
+    for step in steps.values():
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            step.wait(max(0, latest - time.monotonic()))
+        step.kill()
+        step.wait()
+
+
+def remove(folder: Path, say: Callable[[str], None]) -> None:
+    """Remove the job's folder, in which a node that hears late of the end may still be at a file.
+
+    Renamed first, so that no node can begin another file in it, which a removal would stumble over.
+    """
+    gone = folder.rename(folder.with_name(f"{folder.name}-ended"))
+    latest = time.monotonic() + END_SECONDS
+    while True:
+        try:
+            shutil.rmtree(gone)
+            return
+        except OSError as error:
+            if time.monotonic() > latest:
+                say(f"{gone}: not removed ({error}); a doctor of another day tries again")
+                return
+        time.sleep(0.2)
 
 
 def _start(command: list[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
