@@ -49,6 +49,14 @@ def test_stages_run_again_where_their_config_changed_and_after(finished_run, wou
     assert would_run(*arguments, "--configfile", "mine.yaml", cwd=finished_run) == stages
 
 
+@pytest.mark.parametrize("rule", sorted((ROOT / "workflow" / "rules").glob("*.smk")), ids=lambda path: path.stem)
+def test_snakemake_deletes_no_checkpoint_since_a_rules_output_is_its_manifest_and_what_is_drawn_of_it(rule):
+    """Before it runs a rule again, snakemake removes what stands under `output`."""
+    output = rule.read_text().partition("    output:\n")[2].partition("    log:\n")[0]
+    drawn = ["paths.report,", "paths.dashboard,"] if rule.stem == "evaluate" else []
+    assert output.split() == [f'paths.manifest("{rule.stem}"),', *drawn]
+
+
 def test_a_changed_value_is_named_by_its_key(finished_run, snakemake):
     (finished_run / "changed.yaml").write_text("rl: {steps: 5}\n")
     output = snakemake("-n", "--configfile", "mine.yaml", "changed.yaml", cwd=finished_run).stdout
