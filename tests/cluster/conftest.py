@@ -165,6 +165,15 @@ class Cluster:
         first = psutil.Process(int((self.root() / f"run/node-{node}.pid").read_text()))
         return [first, *first.children(recursive=True)]
 
+    def rank(self, job: str, number: int) -> psutil.Process:
+        """The process of a rank of a job; another cluster of this machine may have a job of the same number."""
+        mine = {"SLURM_CONF": os.environ["SLURM_CONF"], "SLURM_JOB_ID": job, "SLURM_PROCID": str(number)}
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                if "submitit.core._submit" in process.cmdline() and mine.items() <= process.environ().items():
+                    return process
+        raise AssertionError(f"no process of rank {number}")
+
     def mine(self) -> list[str]:
         """Ids of the jobs that were submitted from this test's folder and have not ended."""
         lines = [line.split(" ", 1) for line in self.run("squeue", "-h", "-o", "%A %Z").splitlines()]
@@ -297,12 +306,7 @@ class Life:
 
     def rank(self, stage: str, number: int) -> psutil.Process:
         """The process of a rank of the stage's job."""
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                variables = process.environ() if "submitit.core._submit" in process.cmdline() else {}
-                if (variables.get("SLURM_JOB_ID"), variables.get("SLURM_PROCID")) == (self.job(stage), str(number)):
-                    return process
-        raise AssertionError(f"no process of rank {number}")
+        return self.cluster.rank(self.job(stage), number)
 
     def settings(self, *lines: str) -> None:
         """Write the slurm section of the config, of which no result depends."""

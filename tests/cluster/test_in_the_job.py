@@ -1,6 +1,5 @@
 """Inside the job on the real cluster: ranks that hang or never start, a save that is cut. More is in test_faults.py."""
 
-import contextlib
 import os
 import re
 import signal
@@ -82,12 +81,7 @@ class Stage:
 
     def rank(self, number: int) -> psutil.Process:
         """The process of a rank."""
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                variables = process.environ() if "submitit.core._submit" in process.cmdline() else {}
-                if (variables.get("SLURM_JOB_ID"), variables.get("SLURM_PROCID")) == (self.job_id(), str(number)):
-                    return process
-        raise AssertionError(f"no process of rank {number}")
+        return self.cluster.rank(self.job_id(), number)
 
     def is_over(self) -> None:
         """Wait until Slurm has freed the nodes."""

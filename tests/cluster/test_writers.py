@@ -17,14 +17,15 @@ def note(event, arguments, rank=os.environ.get("SLURM_PROCID"), pid=os.getpid())
         path = arguments[1]
     else:
         return
-    if rank is not None and isinstance(path, (str, os.PathLike)):
+    if rank is None or not isinstance(path, (str, os.PathLike)) or os.fspath(path).startswith(SEEN):
+        return
+    if not os.path.isdir(path):  # as for a file of tempfile, which has no name
         line = f"{rank} {os.path.abspath(os.fspath(path))}\\n".encode()
-        file = os.open(FOLDER / f"{rank}-{pid}", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        file = os.open(f"{SEEN}/{rank}-{pid}", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.write(file, line)
         os.close(file)
 
-from pathlib import Path
-FOLDER = Path(SEEN)
+SEEN = "FOLDER"
 sys.addaudithook(note)
 """
 
@@ -33,7 +34,7 @@ def test_no_two_ranks_of_any_stage_write_the_same_file(cluster, qianka, tmp_path
     seen, hook = tmp_path / "seen", tmp_path / "hook"
     seen.mkdir()
     hook.mkdir()
-    (hook / "sitecustomize.py").write_text(HOOK.replace("SEEN", repr(str(seen))))
+    (hook / "sitecustomize.py").write_text(HOOK.replace("FOLDER", str(seen)))
     setup = f"slurm: {{executor: slurm, interface: lo, setup: ['export PYTHONPATH={hook}']}}"
     (tmp_path / "tiny.yaml").write_text(tiny_config.replace("slurm: {executor: local}", setup))
     shape = [
