@@ -13,7 +13,8 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
 from stages.rollout.config import SamplingConfig
-from stages.rollout.engine import Request, TorchEngine
+from stages.rollout.engine import Request, generate
+from stages.rollout.torch.engine import TorchEngine
 from stages.trainer import attention
 
 NUM_REQUESTS, PROMPT_TOKENS, MEAN_TOKENS, MOST_TOKENS = 512, 12, 24, 96
@@ -37,11 +38,11 @@ def measure() -> dict[str, str | float]:
         Request(prompt, seed, length) for seed, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))
     ]
     sampling = SamplingConfig(max_new_tokens=MOST_TOKENS, slots=SLOTS)
-    sides: dict[int, Callable[[], object]] = {0: lambda: engine.generate(requests, sampling)}
+    sides: dict[int, Callable[[], object]] = {0: lambda: generate(engine, requests, sampling)}
     for size in BATCH_SIZES:
         sides[size] = lambda size=size: _generate(theirs, prompts, lengths, size)
     seconds: dict[int, list[float]] = {side: [] for side in sides}
-    engine.generate(requests[:SLOTS], sampling)
+    generate(engine, requests[:SLOTS], sampling)
     _generate(theirs, prompts[:SLOTS], lengths[:SLOTS], SLOTS)
     for _ in range(ROUNDS):
         for side, play in sides.items():

@@ -20,7 +20,7 @@ class Packed(NamedTuple):
     lengths: npt.NDArray[np.int64]
     """[sequences], their sum is T."""
     learn: npt.NDArray[np.bool_]
-    """[T], true on the tokens whose prediction is trained: those of the completions."""
+    """[T], true on the tokens whose prediction is trained: those of the completions, or those that the policy chose."""
 
 
 def pack(sequences: Sequence[tuple[Tokens, Tokens]]) -> Packed:
@@ -35,12 +35,24 @@ def pack(sequences: Sequence[tuple[Tokens, Tokens]]) -> Packed:
         return Packed(zero, zero, np.ones(1, np.int64), np.zeros(1, np.bool_))
     parts = [part for sequence in sequences for part in sequence]
     sizes = np.array([len(part) for part in parts], np.int64)
-    lengths = sizes[0::2] + sizes[1::2]
+    return _side_by_side(parts, sizes[0::2] + sizes[1::2], np.repeat(np.tile([False, True], len(sequences)), sizes))
+
+
+def pack_masked(sequences: Sequence[tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]]) -> Packed:
+    """The same for (tokens, learn) pairs: an episode has learned tokens in several places, the first token never."""
+    assert not any(learn[0] for _, learn in sequences), "the first token of a sequence has nothing to predict it"
+    if not sequences:
+        return pack([])
+    lengths = np.array([len(tokens) for tokens, _ in sequences], np.int64)
+    return _side_by_side([tokens for tokens, _ in sequences], lengths, np.concatenate([m for _, m in sequences]))
+
+
+def _side_by_side(parts: Sequence[Tokens], lengths: npt.NDArray[np.int64], learn: npt.NDArray[np.bool_]) -> Packed:
     return Packed(
         tokens=np.concatenate([np.asarray(part, np.int64) for part in parts]),
         positions=np.concatenate([np.arange(length, dtype=np.int64) for length in lengths]),
         lengths=lengths,
-        learn=np.repeat(np.tile([False, True], len(sequences)), sizes),
+        learn=learn,
     )
 
 

@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-FORMAT = "qianka-trajectories-1"
+FORMAT = "qianka-trajectories-2"
 
 Attributes = dict[str, str | int | float]
 
@@ -35,9 +35,13 @@ class Trajectories:
     prompt_lengths: npt.NDArray[np.int32]
     """[n], tokens before the first one of the policy."""
     rewards: npt.NDArray[np.float32]
-    """[n]"""
+    """[n], the weighted sum of the terms."""
+    terms: npt.NDArray[np.float32]
+    """[n, reward terms], each before its weight; what they are is in the file's attribute `terms`."""
     finished: npt.NDArray[np.bool_]
-    """[n], whether the policy emitted the end token."""
+    """[n], whether the last turn ended by itself."""
+    limits: npt.NDArray[np.int32]
+    """[n], tokens that the policy might have chosen."""
     graded: npt.NDArray[np.bool_]
     """[n], false where the grader failed: the reward is then 0 and means nothing."""
     groups: npt.NDArray[np.int32]
@@ -51,11 +55,10 @@ class Trajectories:
         """Number of sequences."""
         return len(self.rewards)
 
-    def sequence(self, index: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """Prompt ids and completion ids of one sequence."""
-        start, end = self.offsets[index], self.offsets[index + 1]
-        middle = start + self.prompt_lengths[index]
-        return self.tokens[start:middle], self.tokens[middle:end]
+    def sequence(self, index: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
+        """Tokens of one sequence, and true on those that the policy chose."""
+        part = slice(self.offsets[index], self.offsets[index + 1])
+        return self.tokens[part], self.mask[part]
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
@@ -64,8 +67,8 @@ class Trajectories:
 
     @property
     def completion_lengths(self) -> npt.NDArray[np.int64]:
-        """[n], tokens after the prompt."""
-        return self.lengths - self.prompt_lengths
+        """[n], tokens that the policy chose."""
+        return np.diff(np.concatenate([[0], np.cumsum(self.mask)])[self.offsets])
 
 
 def write_trajectories(path: Path, trajectories: Trajectories, attributes: Mapping[str, str | int | float]) -> None:

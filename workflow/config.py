@@ -16,6 +16,7 @@ from stages.evaluate.config import EvaluateConfig
 from stages.evaluate.config import StageConfig as EvaluateStage
 from stages.rl.config import RLConfig
 from stages.rl.config import StageConfig as RLStage
+from stages.rollout.config import EngineConfig
 from stages.sft.config import SFTConfig
 from stages.sft.config import StageConfig as SFTStage
 from stages.synth.config import StageConfig as SynthStage
@@ -59,6 +60,7 @@ class RunConfig(Section):
     seed: int = Field(default=1, ge=0, lt=2**31)
     environment: EnvironmentConfig = Field(default=ArithmeticConfig())
     model: ModelConfig = Field(default=ModelConfig())
+    engine: EngineConfig = Field(default=EngineConfig())
     synth: SynthConfig = Field(default=SynthConfig())
     sft: SFTConfig = Field(default=SFTConfig())
     rl: RLConfig = Field(default=RLConfig())

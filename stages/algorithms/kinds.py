@@ -37,9 +37,11 @@ GIVEN: dict[str, Kind] = {
     "rollout_logprobs": Kind.TOKEN,
     "length": Kind.SAMPLE,
     "finished": Kind.SAMPLE,
+    "limit": Kind.SAMPLE,
 }
 """What the stage gives to every algorithm: the reward, the log-probability with which the rollout engine drew each
-token, the number of tokens of each completion, and 1 where it ended by itself (else 0)."""
+token, the number of tokens of each completion, 1 where it ended by itself (else 0), and the number of tokens that it
+might have had."""
 
 
 class PolicyOutputs(NamedTuple):
@@ -72,6 +74,8 @@ class Batch:
     """The sum of a tensor over all ranks."""
     forward: Callable[[frozenset[str]], PolicyOutputs]
     """The policy's forward pass for this batch, with the named outputs."""
+    reference: Callable[[], "Tensor"] | None = None
+    """[K], log-probabilities of the chosen tokens under the weights that the stage began with. Experience only."""
     wanted: frozenset[str] = frozenset()
     """Names of the running node's outputs that others take."""
 

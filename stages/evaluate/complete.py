@@ -10,11 +10,11 @@ from stages.environments.base import BaseEnvironment
 from stages.evaluate.graded import grade
 from stages.evaluate.suites import Case, Suite
 from stages.rollout.config import SamplingConfig
-from stages.rollout.engine import Request, TorchEngine
+from stages.rollout.engine import Engine, Request, generate
 
 
 def complete(
-    engine: TorchEngine,
+    engine: Engine,
     tokenizer: PreTrainedTokenizerFast,
     environment: BaseEnvironment,
     sampling: SamplingConfig,
@@ -27,7 +27,8 @@ def complete(
     for noise in sorted({case.noise for case in cases}):  # one call of the engine has one chance of noise
         some = [case for case in cases if case.noise == noise]
         before = len(rows)
-        completions = engine.generate(
+        completions = generate(
+            engine,
             [_request(engine, tokenizer, case) for case in some],
             sampling.model_copy(update={"slots": suite.slots}),
             greedy=suite.greedy,
@@ -40,8 +41,8 @@ def complete(
     return rows
 
 
-def _request(engine: TorchEngine, tokenizer: PreTrainedTokenizerFast, case: Case) -> Request:
-    tokens, context = encode_prompt(tokenizer, case.prompt), engine.model.config.max_position_embeddings
+def _request(engine: Engine, tokenizer: PreTrainedTokenizerFast, case: Case) -> Request:
+    tokens, context = encode_prompt(tokenizer, case.prompt), engine.context
     if len(tokens) >= context:
         raise ValueError(
             f"row {case.task['id']}: its prompt {case.prompt[:60]!r} has {len(tokens)} tokens, and the model's context "

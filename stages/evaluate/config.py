@@ -6,7 +6,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from data.section import Section
 from stages.environments.config import EnvironmentConfig
-from stages.rollout.config import SamplingConfig
+from stages.rollout.config import EngineConfig, SamplingConfig
 from stages.trainer.config import ModelConfig
 
 
@@ -45,4 +45,5 @@ class StageConfig(Section):
     seed: int
     environment: EnvironmentConfig
     model: ModelConfig
+    engine: EngineConfig = EngineConfig()
     evaluate: EvaluateConfig = Field(default=EvaluateConfig())

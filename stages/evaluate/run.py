@@ -35,7 +35,7 @@ from stages.evaluate.lineage import costs, lineage
 from stages.evaluate.report import Rows, comparisons, measure_all, noise_floor, samples
 from stages.evaluate.statistics import Bootstrap
 from stages.evaluate.suites import GREEDY, NOISE_FLOOR, Suite, Unit, build_suites, describe, share, units
-from stages.rollout.engine import TorchEngine
+from stages.rollout.torch.engine import TorchEngine
 from stages.trainer.device import any_rank, device_of, distributed, use_cores
 from stages.trainer.export import weights_digest
 from stages.trainer.policy import load_policy

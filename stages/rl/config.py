@@ -4,7 +4,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from data.section import Section
 from stages.environments.config import EnvironmentConfig
-from stages.rollout.config import SamplingConfig
+from stages.rollout.config import EngineConfig, SamplingConfig
 from stages.trainer.config import CheckpointConfig, OptimizerConfig
 
 
@@ -26,7 +26,7 @@ class RLConfig(Section):
     """Reinforcement learning from the verifier's reward, synchronous mode."""
 
     algorithm: str = "dr_grpo"
-    """A shipped algorithm (ppo, grpo, dr_grpo, rloo) or the path of a YAML file."""
+    """A shipped algorithm or the path of a YAML file. Its `settings` are the defaults of this section."""
     steps: PositiveInt = 40
     prompts_per_step: PositiveInt = 32
     """Prompts of one step over all ranks."""
@@ -51,4 +51,5 @@ class StageConfig(Section):
 
     seed: int
     environment: EnvironmentConfig
+    engine: EngineConfig = EngineConfig()
     rl: RLConfig = Field(default=RLConfig())

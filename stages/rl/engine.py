@@ -4,10 +4,10 @@ import torch
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedTokenizerFast
 
-from data.packing import pack
+from data.packing import pack_masked
 from data.trajectories import Trajectories
-from stages.rollout.engine import TorchEngine, unsharded_copy
 from stages.rollout.parity import LIMIT_FP32, LIMIT_HALF, check_parity
+from stages.rollout.torch.engine import TorchEngine, unsharded_copy
 from stages.trainer.learner import Learner
 from stages.trainer.policy import Policy
 
@@ -36,7 +36,7 @@ def compare(policy: Policy, trajectories: Trajectories, temperature: float) -> f
     Raises ParityError when it is too large. All ranks call it together.
     """
     compared = range(min(NUM_COMPARED, len(trajectories)))
-    found = policy(pack([trajectories.sequence(index) for index in compared]), temperature=temperature).logprobs
+    found = policy(pack_masked([trajectories.sequence(index) for index in compared]), temperature=temperature).logprobs
     played = trajectories.logprobs[trajectories.mask][: len(found)]
     # Cards compute in 16 bits, whose rounding depends on how the sequences lie in a batch.
     limit = LIMIT_FP32 if found.device.type == "cpu" else LIMIT_HALF

@@ -14,7 +14,7 @@ from data.tokenizer import decode, encode_prompt
 from data.trajectories import Trajectories
 from stages.environments.base import BaseEnvironment, GraderError
 from stages.rl.config import StageConfig
-from stages.rollout.engine import Completion, Request, TorchEngine
+from stages.rollout.engine import Completion, Engine, Request, generate
 
 LOGGER = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class Player:
     def __init__(
         self,
         config: StageConfig,
-        engine: TorchEngine,
+        engine: Engine,
         tokenizer: PreTrainedTokenizerFast,
         environment: BaseEnvironment,
         job: Job,
@@ -51,13 +51,14 @@ class Player:
         ]
         seeds = [request_seed(self.seed, step, task.slot, sample) for task, _, sample in samples]
         requests = [Request(prompt, seed) for (_, prompt, _), seed in zip(samples, seeds, strict=True)]
-        completions = self.engine.generate(requests, self.config.sampling, on_progress=self._beat(step, len(requests)))
+        completions = generate(self.engine, requests, self.config.sampling, on_progress=self._beat(step, len(requests)))
         rewards = [self._reward(task.row, answer) for (task, _, _), answer in zip(samples, completions, strict=True)]
-        return tabulate([task for task, _, _ in samples], requests, completions, rewards, self.engine.version)
+        limit = self.config.sampling.max_new_tokens
+        return tabulate([task for task, _, _ in samples], requests, completions, rewards, limit)
 
     def _prompt(self, row: Row) -> list[int]:
         tokens = encode_prompt(self.tokenizer, self.environment.reset(task=row)[0])
-        context = self.engine.model.config.max_position_embeddings
+        context = self.engine.context
         if len(tokens) >= context:
             raise ValueError(
                 f"row {row['id']}: its prompt {row['prompt'][:60]!r} has {len(tokens)} tokens, and the model's context "
@@ -90,7 +91,7 @@ def tabulate(
     requests: Sequence[Request],
     completions: Sequence[Completion],
     rewards: Sequence[float | None],
-    version: int,
+    limit: int,
 ) -> Trajectories:
     """One sequence for each of the equally long arguments; a reward of None is a sample that was not graded."""
     prompt_lengths = np.array([len(request.prompt) for request in requests], np.int32)
@@ -100,14 +101,18 @@ def tabulate(
     tokens, logprobs = np.zeros(len(mask), np.int32), np.zeros(len(mask), np.float32)
     tokens[~mask] = [token for request in requests for token in request.prompt]
     tokens[mask] = [token for completion in completions for token in completion.tokens]
+    versions = np.full(len(mask), -1, np.int32)
+    versions[mask] = np.concatenate([np.zeros(0, np.int32), *(completion.versions for completion in completions)])
     logprobs[mask] = np.concatenate([np.zeros(0, np.float32), *(completion.logprobs for completion in completions)])
     return Trajectories(
         tokens=tokens,
         mask=mask,
         logprobs=logprobs,
-        versions=np.where(mask, version, -1).astype(np.int32),
+        versions=versions,
         offsets=offsets,
         prompt_lengths=prompt_lengths,
+        terms=np.array([[reward or 0.0] for reward in rewards], np.float32).reshape(-1, 1),
+        limits=np.array([limit for _ in rewards], np.int32),
         rewards=np.array([reward or 0.0 for reward in rewards], np.float32),
         finished=np.array([completion.finished for completion in completions], np.bool_),
         graded=np.array([reward is not None for reward in rewards], np.bool_),

@@ -63,7 +63,8 @@ def _train(
     )
     first, saved = learner.resume(folder / "checkpoints") or (0, {})
     state = State(**saved)
-    player = Player(config, make_engine(learner, tokenizer), tokenizer, environment, job)
+    engine = make_engine(learner, tokenizer)
+    player = Player(config, engine, tokenizer, environment, job)
     journal = Journal(folder, job, hash_of_environment)
     if job.is_first:
         journal.resume(first)
@@ -77,7 +78,7 @@ def _train(
         drawn, cursor = draw_prompts(config.seed, ids, state.cursor, rl.prompts_per_step, state.set_aside)
         mine = list(enumerate(drawn))[job.rank :: job.world_size]
         tasks = [Task(slot, train.slice(row, 1).to_pylist()[0]) for slot, row in mine]
-        refresh(player.engine, learner, state.policy_version)
+        refresh(engine, learner, state.policy_version)
         rollouts, read_back = journal.read_or_play(step, state.policy_version, partial(player.play, step, tasks))
         summary = summarise(rollouts, [ids[row] for row in drawn])
         values = summary.metrics

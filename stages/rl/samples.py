@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from data.packing import pack
+from data.packing import pack_masked
 from data.trajectories import Trajectories
 from stages.algorithms.kinds import Batch, Kind, PolicyOutputs
 from stages.trainer.policy import Policy
@@ -21,12 +21,12 @@ Indices = npt.NDArray[np.int64]
 class Samples:
     """N samples whose grading did not fail, K tokens of the policy in all."""
 
-    sequences: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]]
-    """[N], prompt and completion ids as they were played."""
+    sequences: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]]
+    """[N], tokens as they were played, and true on those that the policy chose."""
     lengths: Indices
-    """[N], tokens of prompt and completion."""
+    """[N], tokens in all."""
     sizes: Indices
-    """[N], tokens of the completion; their sum is K."""
+    """[N], tokens that the policy chose; their sum is K."""
     groups: Indices
     """[N], slot of the prompt in the step."""
     numbers: Indices
@@ -46,6 +46,7 @@ class Samples:
             "rollout_logprobs": trajectories.logprobs[trajectories.mask][token_places(sizes, graded)],
             "length": sizes[graded].astype(np.float32),
             "finished": trajectories.finished[graded].astype(np.float32),
+            "limit": trajectories.limits[graded].astype(np.float32),
         }
         return Samples(
             sequences=[trajectories.sequence(int(index)) for index in graded],
@@ -86,7 +87,7 @@ class Samples:
 
     def forward(self, policy: Policy, picked: Indices, wanted: frozenset[str], temperature: float) -> PolicyOutputs:
         """What the policy says of the picked samples in one pass; of none, a pass over nothing. All ranks call it."""
-        packed = pack([self.sequences[index] for index in picked])
+        packed = pack_masked([self.sequences[index] for index in picked])
         entropy, values = "entropy" in wanted, "values" in wanted
         return PolicyOutputs(*policy(packed, entropy=entropy, values=values, temperature=temperature))
 

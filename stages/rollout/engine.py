@@ -1,39 +1,35 @@
-"""The torch rollout engine: transformers' own model, a key-value cache in slots, continuous refill.
+"""What every rollout engine is: requests go in at any time, completions come out as they end.
 
-It knows token ids only: no text, no rewards, no environment.
+An engine knows token ids only: no rewards, no environment. Text it knows only where stop strings end a completion.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from stages.rollout.config import SamplingConfig
-from stages.rollout.generation import Generation
-from stages.rollout.sampling import Sampler
-from stages.trainer import attention
 
-REFILL_SHARE = 1 / 8
-"""Free slots are refilled when at least this share of them is free: a prefill costs a forward pass of its own."""
-COMPACT_SHARE = 0.9
-"""With nothing left to refill, ended slots are given up once no more than this share is alive."""
-STEPS_BETWEEN_LOOKS = {"cpu": 1, "cuda": 8}
-"""Decode steps before the host looks at which sequences have ended: a look at a card stalls it."""
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Reason = Literal["stop", "length", "cancelled"]
 
 
 @dataclass(frozen=True)
 class Request:
     """A prompt to complete."""
 
-    prompt: list[int]
+    prompt: Sequence[int]
     seed: int
     """Decides every random number of this completion; not negative."""
     max_new_tokens: int | None = None
     """A limit for this request; None takes the sampling's."""
+    session: int | None = None
+    """Turns of one episode share a session: the prompt of a turn begins with prompt and completion of the turn before,
+    whose keys and values the engine keeps until `release` (or until it needs the room)."""
 
 
 @dataclass(frozen=True)
@@ -41,119 +37,91 @@ class Completion:
     """What the policy answered."""
 
     tokens: list[int]
-    """With the end token where it was emitted."""
+    """With the end token, or the tokens of the stop string, where one was emitted."""
     logprobs: npt.NDArray[np.float32]
     """[tokens], in nats, under the tempered distribution (greedy: the untempered)."""
-    finished: bool
-    """Whether the end token was emitted; false where the length ran out."""
+    versions: npt.NDArray[np.int32]
+    """[tokens], version of the weights that made each."""
+    reason: Reason
+    """stop: the end token, a stop token or a stop string came; length: there was no more room; cancelled: `cancel`."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether it ended by itself."""
+        return self.reason == "stop"
 
 
-class TorchEngine:
-    """Generates with a model that was loaded with `attn_implementation=stages.trainer.attention.NAME`.
+class Engine(Protocol):
+    """A rollout engine. Not thread-safe."""
 
-    `model` is the policy's own module (then `update(None, version)` follows each optimizer step), or a copy that
-    `update` fills. The same calls give the same bits on a CPU. Which slot, batch or rank plays a request does not
-    change its random numbers, only the rounding of its matrix products.
-    """
+    version: int
+    """Of the weights that it has."""
+    context: int
+    """Most tokens of prompt and completion."""
 
-    def __init__(self, model: PreTrainedModel, eos: int, special: Collection[int] = ()) -> None:
-        """`eos` ends a completion; noise never puts `eos` or `special` tokens in place."""
-        implementation = getattr(model.config, "_attn_implementation", None)
-        assert implementation == attention.NAME, f"the model attends by {implementation}"
-        self.model, self.eos, self.version = model, eos, 0
-        self._ordinary = torch.tensor(sorted(set(range(model.config.vocab_size)) - {eos, *special}))
-
-    def update(self, weights: Iterable[tuple[str, Tensor]] | None, version: int) -> None:
-        """Take the policy's weights of `version`; None when the model is the policy's own.
-
-        Raises ValueError when `weights` lacks a parameter, or has one of another name or shape.
-        """
-        if weights is not None:
-            _copy_weights(self.model, weights)
-        self.version = version
-
-    @torch.inference_mode()
-    def generate(
-        self,
-        requests: Sequence[Request],
-        sampling: SamplingConfig,
-        *,
-        greedy: bool = False,
-        noise: float = 0.0,
-        on_progress: Callable[[int], None] | None = None,
-    ) -> list[Completion]:
-        """Complete all requests, in their order. `on_progress` is told how many have ended.
+    def start(self, sampling: SamplingConfig, *, greedy: bool = False, noise: float = 0.0) -> None:
+        """How all requests from now on are sampled. Only while none is in flight.
 
         `greedy` overrides the temperature; with chance `noise` a token is replaced by a random ordinary one.
-        Raises ValueError for a prompt that is empty or leaves no room in the model's context.
         """
-        if not requests:
-            return []
-        limits = [self._limit(index, request, sampling) for index, request in enumerate(requests)]
-        temperature = 0.0 if greedy else sampling.temperature
-        device = next(self.model.parameters()).device
-        generation = Generation(
-            self.model,
-            [request.prompt for request in requests],
-            [request.seed for request in requests],
-            limits,
-            Sampler(temperature, noise, self._ordinary.to(device)),
-            self.eos,
-            slots=min(sampling.slots, len(requests)),
-        )
-        was_training = self.model.training
-        self.model.eval()
-        _play(generation, STEPS_BETWEEN_LOOKS[device.type], on_progress)
-        self.model.train(was_training)
-        return [Completion(t, logprobs, t[-1] == self.eos) for t, logprobs in generation.results()]
+        ...
 
-    def _limit(self, index: int, request: Request, sampling: SamplingConfig) -> int:
-        positions = self.model.config.max_position_embeddings
-        length = len(request.prompt)
-        if not 0 < length < positions:
-            raise ValueError(
-                f"request {index}: the prompt has {length} tokens, but the model's context is {positions}; "
-                "it must have at least one and leave room for an answer"
-            )
-        return min(request.max_new_tokens or sampling.max_new_tokens, positions - length)
+    def add(self, key: int, request: Request) -> None:
+        """Take a request; its completion will come under `key`, which no other request in flight has.
+
+        Raises ValueError for a prompt that is empty or leaves no room in the context.
+        """
+        ...
+
+    def step(self) -> list[tuple[int, Completion]]:
+        """Generate for a while (at most some tokens of each request), and give what has ended since the last call."""
+        ...
+
+    def cancel(self, keys: Iterable[int]) -> None:
+        """End requests as they are; the next `step` gives what they have. Keys that have ended are passed over."""
+        ...
+
+    def release(self, sessions: Iterable[int]) -> None:
+        """These sessions have no more turns."""
+        ...
+
+    def update(self, weights: "Iterable[tuple[str, Tensor]] | None", version: int) -> None:
+        """Take weights, by their Hugging Face names, tied ones once; None where they are the policy's own.
+
+        Requests in flight go on with them, and their versions say from which token on. Raises ValueError when
+        `weights` lacks a parameter, or has one of another name or shape.
+        """
+        ...
+
+    def sleep(self) -> None:
+        """Give up what memory can be given up until `wake`. Only while no request is in flight."""
+        ...
+
+    def wake(self) -> None:
+        """Be ready again; `update` follows, since the weights may be gone."""
+        ...
+
+    def close(self) -> None:
+        """End all that the engine has started."""
+        ...
 
 
-def _play(generation: Generation, num_steps: int, on_progress: Callable[[int], None] | None) -> None:
-    """Refill, decode, compact, until every request has ended."""
-    total, slots = len(generation.prompts), len(generation.alive)
-    while True:
-        free, alive, width = generation.look()
+def generate(
+    engine: Engine,
+    requests: Sequence[Request],
+    sampling: SamplingConfig,
+    *,
+    greedy: bool = False,
+    noise: float = 0.0,
+    on_progress: Callable[[int], None] | None = None,
+) -> list[Completion]:
+    """Complete all requests, in their order. `on_progress` is told how many have ended."""
+    engine.start(sampling, greedy=greedy, noise=noise)
+    for key, request in enumerate(requests):
+        engine.add(key, request)
+    completions: dict[int, Completion] = {}
+    while len(completions) < len(requests):
+        completions.update(engine.step())
         if on_progress:
-            on_progress(total - len(generation.waiting) - len(alive))
-        if generation.waiting and (not alive or len(free) >= REFILL_SHARE * slots):
-            generation.admit(free)
-        elif not alive:
-            return
-        else:
-            if not generation.waiting and len(alive) <= COMPACT_SHARE * (len(free) + len(alive)):
-                generation.compact(alive)
-            for step in range(num_steps):
-                generation.decode(width + step)
-
-
-def unsharded_copy(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
-    """A model of the same config with weights of its own, for an engine beside a sharded policy.
-
-    On a card it has 16-bit weights, since that is what the policy computes with there.
-    """
-    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    copy = AutoModelForCausalLM.from_config(model.config, dtype=dtype, attn_implementation=attention.NAME)
-    return copy.to(device).eval().requires_grad_(False)
-
-
-def _copy_weights(model: PreTrainedModel, weights: Iterable[tuple[str, Tensor]]) -> None:
-    waiting = dict(model.named_parameters())
-    with torch.no_grad():
-        for name, tensor in weights:
-            if name not in waiting:
-                raise ValueError(f"the policy's weight {name} is not in the engine's model, or came twice")
-            if waiting[name].shape != tensor.shape:
-                raise ValueError(f"{name}: the policy's weight is {tensor.shape}, the engine's {waiting[name].shape}")
-            waiting.pop(name).copy_(tensor)
-    if waiting:
-        raise ValueError(f"the policy's weights lack {sorted(waiting)}")
+            on_progress(len(completions))
+    return [completions[key] for key in range(len(requests))]

@@ -1,7 +1,7 @@
 """The attention function that Qianka gives to transformers' models: the caller brings a context that attends.
 
 Training brings `PackedContext` (sequences side by side, attention inside each), generation brings a key-value cache
-(`stages.rollout.cache`). The models stay those of transformers, so every architecture there works.
+(`stages.rollout.torch.cache`). The models stay those of transformers, so every architecture there works.
 """
 
 from typing import Any, Protocol, cast

@@ -27,6 +27,8 @@ def make(shapes: list[tuple[int, int]], seed: int = 0) -> Trajectories:
         versions=np.where(mask, 7, -1).astype(np.int32),
         offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         prompt_lengths=prompts,
+        limits=np.full(count, 9, np.int32),
+        terms=random.random((count, 2), np.float32),
         rewards=random.random(count).astype(np.float32),
         finished=random.random(count) < 0.5,
         graded=random.random(count) < 0.9,
@@ -57,7 +59,8 @@ def test_what_is_written_is_read_back(shapes: list[tuple[int, int]], seed: int) 
 
 def test_a_sequence_is_its_prompt_and_its_completion() -> None:
     trajectories = make([(2, 3), (1, 0), (3, 1)])
-    prompt, completion = trajectories.sequence(2)
+    tokens, chosen = trajectories.sequence(2)
+    prompt, completion = tokens[~chosen], tokens[chosen]
     assert [*prompt, *completion] == list(trajectories.tokens[6:10])
     assert trajectories.completion_lengths.tolist() == [3, 0, 1]
 

@@ -181,6 +181,7 @@ def test_merging_keeps_the_last_word_on_every_key(trees):
 
 def test_the_tree_has_no_key_that_two_stages_share_by_accident():
     assert set(RunConfig.model_fields) == {
+        "engine",
         "name",
         "source",
         "profile",

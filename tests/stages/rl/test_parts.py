@@ -74,6 +74,8 @@ def trajectories(sizes: list[int], graded: list[bool], groups: list[int]) -> Tra
         versions=np.zeros(len(mask), np.int32),
         offsets=np.concatenate([[0], np.cumsum(lengths)]),
         prompt_lengths=np.full(len(sizes), 2, np.int32),
+        limits=np.full(len(sizes), 9, np.int32),
+        terms=np.arange(len(sizes), dtype=np.float32)[:, None],
         rewards=np.arange(len(sizes), dtype=np.float32),
         finished=np.ones(len(sizes), np.bool_),
         graded=np.array(graded),
@@ -89,7 +91,7 @@ def test_samples_leave_out_what_was_not_graded_and_keep_their_numbers() -> None:
     assert samples.numbers.tolist() == [2, 6, 7]
     assert samples.given["reward"].tolist() == [0, 2, 3]
     assert samples.given["rollout_logprobs"].tolist() == [-2, -9, -10, -11, -14]
-    assert [completion.tolist() for _, completion in samples.sequences] == [[2], [9, 10, 11], [14]]
+    assert [tokens[chosen].tolist() for tokens, chosen in samples.sequences] == [[2], [9, 10, 11], [14]]
     batch = samples.batch(np.array([0, 2]), 9, 9, lambda _: pytest.fail("no forward"))
     assert batch.groups.tolist() == [0, 1] and batch.lengths.tolist() == [1, 1]
     picked = samples.pick(samples.given["rollout_logprobs"], Kind.TOKEN, np.array([2, 1]))

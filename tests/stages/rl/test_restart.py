@@ -58,9 +58,9 @@ def test_two_ranks_play_and_learn_what_one_does(world: Any, undisturbed: Path, s
     (alone,) = steps_of(undisturbed, 1)
     ranks = steps_of(folder, 1)
     assert [sorted(set(rank.groups.tolist())) for rank in ranks] == [[0, 2], [1, 3]]
-    together = {seed: rank.sequence(i)[1] for rank in ranks for i, seed in enumerate(rank.seeds.tolist())}
+    together = {seed: rank.sequence(i)[0] for rank in ranks for i, seed in enumerate(rank.seeds.tolist())}
     for index, seed in enumerate(alone.seeds.tolist()):
-        np.testing.assert_array_equal(together[seed], alone.sequence(index)[1])
+        np.testing.assert_array_equal(together[seed], alone.sequence(index)[0])
     one, two = (AutoModelForCausalLM.from_pretrained(path / "model") for path in (undisturbed, folder))
     for left, right in zip(one.parameters(), two.parameters(), strict=True):
         torch.testing.assert_close(left, right, atol=1e-4, rtol=0)

@@ -94,7 +94,7 @@ def test_trajectories_hold_what_was_played(world: Any, undisturbed: Path) -> Non
     assert (played.logprobs[played.mask] < 0).all()
     assert played.groups.tolist() == [slot for slot in range(4) for _ in range(4)]
     assert played.seeds.tolist() == [request_seed(5, 3, slot, sample) for slot in range(4) for sample in range(4)]
-    ends = [played.sequence(index)[1][-1] == 2 for index in range(16)]
+    ends = [played.sequence(index)[0][-1] == 2 for index in range(16)]
     assert played.finished.tolist() == ends
     assert not played.rewards[~played.finished].any()
 

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from stages.rollout.parity import ParityError, check_parity
-from stages.rollout.sampling import Sampler, draw_uniforms, invert
+from stages.rollout.torch.sampling import Sampler, draw_uniforms, invert
 
 ORDINARY = torch.tensor([3, 4])
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from stages.rollout.cache import DecodeContext, PrefillContext, SlotCache
-from stages.rollout.sampling import Sampler, draw_uniforms
+from stages.rollout.torch.cache import DecodeContext, PrefillContext, SlotCache
+from stages.rollout.torch.sampling import Sampler, draw_uniforms
 from stages.trainer.attention import hidden_states, logits
 
 PREFILL_TOKENS = 16_384

@@ -7,9 +7,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
 
-from stages.rollout import generation
 from stages.rollout.config import SamplingConfig
-from stages.rollout.engine import Completion, Request, TorchEngine, unsharded_copy
+from stages.rollout.engine import Completion, Request, generate
+from stages.rollout.torch import generation
+from stages.rollout.torch.engine import TorchEngine, unsharded_copy
 from stages.trainer import attention
 
 EOS = 2
@@ -66,7 +67,7 @@ def test_greedy_is_that_of_transformers_generate(config: PreTrainedConfig) -> No
     plain = reference(model)
     sampling = SamplingConfig(max_new_tokens=20, slots=3)
     for request, found in zip(
-        requests(), TorchEngine(model, EOS).generate(requests(), sampling, greedy=True), strict=True
+        requests(), generate(TorchEngine(model, EOS), requests(), sampling, greedy=True), strict=True
     ):
         prompt = torch.tensor([request.prompt])
         wanted = plain.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=20)
@@ -79,7 +80,7 @@ def test_logprobs_are_those_of_the_tempered_model_on_the_whole_sequence(temperat
     model = tiny()
     plain = reference(model)
     sampling = SamplingConfig(max_new_tokens=20, temperature=temperature, slots=4)
-    for request, found in zip(requests(), TorchEngine(model, EOS).generate(requests(), sampling), strict=True):
+    for request, found in zip(requests(), generate(TorchEngine(model, EOS), requests(), sampling), strict=True):
         tokens = torch.tensor([request.prompt + found.tokens])
         logprobs = (plain(tokens).logits[0, len(request.prompt) - 1 : -1] / temperature).log_softmax(-1)
         wanted = logprobs.gather(1, torch.tensor(found.tokens)[:, None])[:, 0].detach().numpy()
@@ -88,7 +89,7 @@ def test_logprobs_are_those_of_the_tempered_model_on_the_whole_sequence(temperat
 
 def test_greedy_logprobs_are_untempered() -> None:
     model = tiny()
-    found = TorchEngine(model, EOS).generate(requests(), SamplingConfig(temperature=0.0, max_new_tokens=5))
+    found = generate(TorchEngine(model, EOS), requests(), SamplingConfig(temperature=0.0, max_new_tokens=5))
     prompt = torch.tensor([PROMPTS[0]])
     wanted = reference(model)(prompt).logits[0, -1].log_softmax(-1).max().item()
     assert found[0].logprobs[0] == pytest.approx(wanted, abs=1e-5)
@@ -96,27 +97,26 @@ def test_greedy_logprobs_are_untempered() -> None:
 
 def test_neither_slots_nor_neighbours_nor_order_change_a_completion() -> None:
     engine = TorchEngine(tiny(), EOS)
-    full = engine.generate(requests(), SamplingConfig(max_new_tokens=20, slots=9))
-    few = engine.generate(requests(), SamplingConfig(max_new_tokens=20, slots=2))
-    turned = engine.generate(requests()[::-1], SamplingConfig(max_new_tokens=20, slots=4))[::-1]
-    alone = [engine.generate([request], SamplingConfig(max_new_tokens=20))[0] for request in requests()]
+    full = generate(engine, requests(), SamplingConfig(max_new_tokens=20, slots=9))
+    few = generate(engine, requests(), SamplingConfig(max_new_tokens=20, slots=2))
+    turned = generate(engine, requests()[::-1], SamplingConfig(max_new_tokens=20, slots=4))[::-1]
+    alone = [generate(engine, [request], SamplingConfig(max_new_tokens=20))[0] for request in requests()]
     for other in (few, turned, alone):
         assert [completion.tokens for completion in full] == [completion.tokens for completion in other]
 
 
 def test_the_same_call_gives_the_same_bits() -> None:
     sampling = SamplingConfig(max_new_tokens=20, slots=4)
-    assert same(
-        TorchEngine(tiny(), EOS).generate(requests(), sampling), TorchEngine(tiny(), EOS).generate(requests(), sampling)
-    )
+    first, second = (generate(TorchEngine(tiny(), EOS), requests(), sampling) for _ in range(2))
+    assert same(first, second)
 
 
 def test_small_prefills_and_rare_looks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     sampling = SamplingConfig(max_new_tokens=20, slots=4)
-    usual = TorchEngine(tiny(), EOS).generate(requests(), sampling)
+    usual = generate(TorchEngine(tiny(), EOS), requests(), sampling)
     monkeypatch.setattr(generation, "PREFILL_TOKENS", 8)
-    monkeypatch.setattr("stages.rollout.engine.STEPS_BETWEEN_LOOKS", {"cpu": 7})
-    other = TorchEngine(tiny(), EOS).generate(requests(), sampling)
+    monkeypatch.setattr("stages.rollout.torch.engine.STEPS_BETWEEN_LOOKS", {"cpu": 7})
+    other = generate(TorchEngine(tiny(), EOS), requests(), sampling)
     assert [completion.tokens for completion in usual] == [completion.tokens for completion in other]
 
 
@@ -132,7 +132,7 @@ def test_a_long_prompt_does_not_pad_many_short_ones_to_its_length(monkeypatch: p
     monkeypatch.setattr(generation.PrefillContext, "of", noted)
     monkeypatch.setattr(generation, "PREFILL_TOKENS", 40)
     prompts = [[1, *range(3, 22)], *([1, token] for token in range(3, 22))]
-    TorchEngine(tiny(), EOS).generate(requests(prompts), SamplingConfig(max_new_tokens=2, slots=32))
+    generate(TorchEngine(tiny(), EOS), requests(prompts), SamplingConfig(max_new_tokens=2, slots=32))
     assert max(padded) == 40
 
 
@@ -140,16 +140,16 @@ def test_samples_of_one_prompt_differ_by_their_seeds_only() -> None:
     engine = TorchEngine(tiny(), EOS)
     prompts = [PROMPTS[1]] * 8
     sampling = SamplingConfig(max_new_tokens=12)
-    found = engine.generate([Request(prompt, seed) for seed, prompt in enumerate(prompts)], sampling)
+    found = generate(engine, [Request(prompt, seed) for seed, prompt in enumerate(prompts)], sampling)
     assert len({tuple(completion.tokens) for completion in found}) > 4
-    equal = engine.generate([Request(prompt, 5) for prompt in prompts], sampling)
+    equal = generate(engine, [Request(prompt, 5) for prompt in prompts], sampling)
     assert len({tuple(completion.tokens) for completion in equal}) == 1
 
 
 def test_each_request_has_its_own_limit_and_none_passes_the_context() -> None:
     engine = TorchEngine(tiny(), eos=-1)
     wanted = [Request(PROMPTS[0], 1, max_new_tokens=3), Request(PROMPTS[1], 2), Request([1] * 60, 3)]
-    found = engine.generate(wanted, SamplingConfig(max_new_tokens=9))
+    found = generate(engine, wanted, SamplingConfig(max_new_tokens=9))
     assert [len(completion.tokens) for completion in found] == [3, 9, 4]
     assert not any(completion.finished for completion in found)
 
@@ -157,17 +157,17 @@ def test_each_request_has_its_own_limit_and_none_passes_the_context() -> None:
 def test_a_prompt_that_fills_the_context_is_refused_by_its_number() -> None:
     engine = TorchEngine(tiny(), EOS)
     with pytest.raises(ValueError, match="request 1: the prompt has 64 tokens, but the model's context is 64"):
-        engine.generate([Request([1], 0), Request([1] * 64, 1)], SamplingConfig())
+        generate(engine, [Request([1], 0), Request([1] * 64, 1)], SamplingConfig())
     with pytest.raises(ValueError, match="request 0"):
-        engine.generate([Request([], 0)], SamplingConfig())
+        generate(engine, [Request([], 0)], SamplingConfig())
 
 
 def test_noise_replaces_its_share_and_never_by_a_special_token() -> None:
     model = tiny()
     engine = TorchEngine(model, EOS, special=(0, 1))
     many = [Request(PROMPTS[0], seed, 1) for seed in range(2000)]
-    plain = engine.generate(many, SamplingConfig(), greedy=True)
-    noisy = engine.generate(many, SamplingConfig(), greedy=True, noise=0.3)
+    plain = generate(engine, many, SamplingConfig(), greedy=True)
+    noisy = generate(engine, many, SamplingConfig(), greedy=True, noise=0.3)
     replaced = [b.tokens[0] for a, b in zip(plain, noisy, strict=True) if a.tokens != b.tokens]
     assert 0.3 * 20 / 21 - 0.04 < len(replaced) / 2000 < 0.3 + 0.04
     assert set(replaced).isdisjoint({0, 1, EOS})
@@ -177,17 +177,17 @@ def test_noise_replaces_its_share_and_never_by_a_special_token() -> None:
 def test_noise_leaves_the_other_draws_as_they_are() -> None:
     engine = TorchEngine(tiny(), EOS)
     many = [Request(PROMPTS[0], seed, 1) for seed in range(200)]
-    plain = engine.generate(many, SamplingConfig())
-    noisy = engine.generate(many, SamplingConfig(), noise=0.1)
+    plain = generate(engine, many, SamplingConfig())
+    noisy = generate(engine, many, SamplingConfig(), noise=0.1)
     assert sum(a.tokens == b.tokens for a, b in zip(plain, noisy, strict=True)) > 160
 
 
 def test_progress_is_told_and_no_request_is_an_empty_answer() -> None:
     engine = TorchEngine(tiny(), EOS)
     told: list[int] = []
-    engine.generate(requests(), SamplingConfig(max_new_tokens=8, slots=2), on_progress=told.append)
-    assert told == sorted(told) and told[0] == 0 and told[-1] == len(PROMPTS)
-    assert engine.generate([], SamplingConfig()) == []
+    generate(engine, requests(), SamplingConfig(max_new_tokens=8, slots=2), on_progress=told.append)
+    assert told == sorted(told) and told[-1] == len(PROMPTS)
+    assert generate(engine, [], SamplingConfig()) == []
 
 
 def test_a_copy_takes_the_policys_weights_and_a_missing_one_is_an_error() -> None:
@@ -196,8 +196,8 @@ def test_a_copy_takes_the_policys_weights_and_a_missing_one_is_an_error() -> Non
     engine.update(model.named_parameters(), version=4)
     sampling = SamplingConfig(max_new_tokens=12)
     assert engine.version == 4
-    assert same(engine.generate(requests(), sampling), TorchEngine(model, EOS).generate(requests(), sampling))
-    assert not same(engine.generate(requests(), sampling), TorchEngine(other, EOS).generate(requests(), sampling))
+    assert same(generate(engine, requests(), sampling), generate(TorchEngine(model, EOS), requests(), sampling))
+    assert not same(generate(engine, requests(), sampling), generate(TorchEngine(other, EOS), requests(), sampling))
     weights = dict(model.named_parameters())
     with pytest.raises(ValueError, match=r"lack .*model\.norm\.weight"):
         engine.update(((name, weights[name]) for name in weights if name != "model.norm.weight"), 5)
@@ -207,6 +207,6 @@ def test_a_copy_takes_the_policys_weights_and_a_missing_one_is_an_error() -> Non
 
 def test_generating_leaves_a_training_policy_as_it_was() -> None:
     model = tiny().train()
-    TorchEngine(model, EOS).generate(requests(), SamplingConfig(max_new_tokens=4))
+    generate(TorchEngine(model, EOS), requests(), SamplingConfig(max_new_tokens=4))
     assert model.training
     assert all(parameter.requires_grad for parameter in model.parameters())
