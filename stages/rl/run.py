@@ -21,9 +21,10 @@ from stages.environments.hash import environment_hash
 from stages.environments.registry import make
 from stages.environments.self_test import NUM_TASKS, self_test
 from stages.rl.config import StageConfig
-from stages.rl.engine import compare, make_engine, refresh
+from stages.rl.engine import make_engine, refresh
 from stages.rl.experience import make_experience
 from stages.rl.journal import Journal
+from stages.rl.parity import compare
 from stages.rl.prompts import draw_prompts
 from stages.rl.rollouts import Player, Task
 from stages.rl.state import State
