@@ -4,6 +4,7 @@ Every mean is a sum here divided by a count over all ranks and micro-batches of 
 the loss does not depend on how the minibatch was split.
 """
 
+import math
 from typing import NamedTuple
 
 from stages.algorithms.kinds import Batch, PerToken, Scalar
@@ -15,7 +16,7 @@ class Surrogate(NamedTuple):
 
     loss: PerToken
     clipped: PerToken
-    """1 where the clip took effect, so that the token has no gradient; else 0."""
+    """1 where the clip took effect, else 0."""
 
 
 @operator()
@@ -30,6 +31,47 @@ def clipped_surrogate(ratio: PerToken, advantage: PerToken, *, low: float = 0.2,
 
 
 @operator()
+def dual_clipped_surrogate(
+    ratio: PerToken, advantage: PerToken, *, low: float = 0.2, high: float = 0.2, most: float = 3.0
+) -> Surrogate:
+    """PPO's, but at most -most A where A < 0, with `most` above 1: dual clip (Ye et al. 2020, arXiv 1912.09729).
+
+    PPO's clip leaves a bad token whose ratio has grown without bound; such a token has no gradient here. Per token.
+    """
+    inner = clipped_surrogate(ratio, advantage, low=low, high=high)
+    bound = -most * advantage
+    hit = (advantage < 0) & (inner.loss > bound)
+    return Surrogate(inner.loss.where(~hit, bound), inner.clipped.maximum(hit.to(ratio.dtype)))
+
+
+@operator()
+def clipped_weight(
+    logprobs: PerToken, ratio: PerToken, advantage: PerToken, *, low: float = 1.0, high: float = 0.28
+) -> Surrogate:
+    """-sg(clip(r, 1 - low, 1 + high)) A log p: CISPO (MiniMax-M1, Chen et al. 2025, arXiv 2506.13585, eq. 4 and 5).
+
+    sg: held constant. The weight is clipped and not the update, so every token keeps a gradient. low = 1 is no lower
+    bound, as in the paper's experiments. Per token.
+    """
+    weight = ratio.detach().clamp(1 - low, 1 + high)
+    return Surrogate(-weight * advantage * logprobs, (weight != ratio.detach()).to(ratio.dtype))
+
+
+@operator()
+def clipped_log_ratio(
+    new: PerToken, old: PerToken, advantage: PerToken, *, low: float = 0.2, high: float = 0.2
+) -> Surrogate:
+    """-min(l A, clip(l, log(1 - low), log(1 + high)) A) with l = new - old: CPGD (Liu et al. 2025, arXiv 2505.12504).
+
+    Policy gradient with PPO's trust region: where it is not clipped, the gradient is -A, whatever the ratio. Per token.
+    """
+    change = new - old
+    free = change * advantage
+    bounded = change.clamp(math.log(1 - low), math.log(1 + high)) * advantage
+    return Surrogate(-free.minimum(bounded), (bounded < free).to(change.dtype))
+
+
+@operator()
 def policy_gradient(logprobs: PerToken, advantage: PerToken) -> PerToken:
     """-A log p: REINFORCE (Williams 1992), for samples of the policy as it is."""
     return -advantage * logprobs
@@ -39,6 +81,17 @@ def policy_gradient(logprobs: PerToken, advantage: PerToken) -> PerToken:
 def squared_error(values: PerToken, returns: PerToken) -> PerToken:
     """(V - return)^2: what the critic minimises (Schulman et al. 2017, eq. 9)."""
     return (values - returns).square()
+
+
+@operator()
+def clipped_squared_error(values: PerToken, returns: PerToken, old: PerToken, *, within: float = 0.2) -> PerToken:
+    """max((V - return)^2, (old + clip(V - old, -within, within) - return)^2): value clipping of PPO2.
+
+    From OpenAI's baselines (Dhariwal et al. 2017; examined by Engstrom et al. 2020, arXiv 2005.12729). `old` is
+    the critic's value before the update. No gradient where V went further than `within` towards the return. Per token.
+    """
+    held = old + (values - old).clamp(-within, within)
+    return (values - returns).square().maximum((held - returns).square())
 
 
 @operator()

@@ -1,0 +1,41 @@
+"""Quantities of each sample that are taken off its reward, or added to it: all per sample."""
+
+from stages.algorithms.kinds import Batch, PerSample, PerToken
+from stages.algorithms.operator import operator
+
+
+@operator()
+def overlong_penalty(length: PerSample, limit: PerSample, *, buffer_share: float = 0.2) -> PerSample:
+    """Soft overlong punishment of DAPO (Yu et al. 2025, arXiv 2503.14476, eq. 13), from 0 down to -1.
+
+    With a buffer of buffer_share x limit tokens: 0 up to limit - buffer, then falling linearly, -1 at the limit. The
+    paper's buffer is 4096 of 20480 tokens, a share of 0.2.
+    """
+    buffer = buffer_share * limit
+    return ((limit - buffer - length) / buffer.clamp(min=1)).clamp(-1, 0)
+
+
+@operator()
+def length_penalty(length: PerSample, limit: PerSample) -> PerSample:
+    """-length / limit: each token costs the same, an answer as long as it may be costs 1."""
+    return -length / limit
+
+
+@operator()
+def shape_reward(reward: PerSample, penalty: PerSample, *, weight: float = 1.0) -> PerSample:
+    """A weighted sum: reward + weight x penalty."""
+    return reward + weight * penalty
+
+
+@operator()
+def reward_to_go(batch: Batch, reward: PerSample, kl: PerToken, *, weight: float) -> PerToken:
+    """Of each token: reward - weight x the sum of `kl` over this token and those after it in the sample.
+
+    The return of REINFORCE++ (Hu et al. 2025, arXiv 2501.03262): the reward comes with the last token, the penalty with
+    each, and nothing is discounted.
+    """
+    # In double precision, since a sample's sum is the difference of two sums over the whole batch.
+    until = kl.double().cumsum(0)
+    last = batch.lengths.cumsum(0)[batch.sample_of_token] - 1
+    remaining = (until[last] - until).to(kl.dtype) + kl
+    return reward[batch.sample_of_token] - weight * remaining
