@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from stages.algorithms.kinds import Batch, Kind
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 LOSS = "loss"
 """Name of the update's node that is minimised."""
 FORWARD = "policy_forward"
+REFERENCE = "reference_forward"
 VALUES = "values"
 """The output of `policy_forward` that needs a critic."""
 
@@ -51,6 +53,8 @@ class Algorithm:
     """Optimizer steps of one pass."""
     skip_where_zero: str | None
     """A quantity of the experience: samples of which it is zero teach nothing and are left out of the update."""
+    resample: int
+    """At most so many further rounds of prompts replace those of which the update would learn nothing."""
     experience: tuple[Node, ...]
     update: tuple[Node, ...]
     experience_metrics: dict[str, str]
@@ -67,6 +71,29 @@ class Algorithm:
         """Whether the policy must have a value head."""
         nodes = (*self.experience, *self.update)
         return any(node.operator.name == FORWARD and VALUES in node.wanted for node in nodes)
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the weights that the stage began with must be kept beside those that are trained."""
+        return any(node.operator.name == REFERENCE for node in self.experience)
+
+    @cached_property
+    def selection(self) -> tuple[Node, ...]:
+        """The nodes that `skip_where_zero` is made of."""
+        wanted, nodes = {self.skip_where_zero}, list[Node]()
+        for node in reversed(self.experience):
+            if any(node.name + suffix in wanted for suffix in node.operator.gives):
+                nodes.insert(0, node)
+                wanted |= set(node.takes.values())
+        return tuple(nodes)
+
+    def run_selection(self, batch: Batch, given: Mapping[str, "Tensor"]) -> "Tensor":
+        """The quantity `skip_where_zero` by itself, [N] or [K] as `kinds` says; all ranks call it together.
+
+        With `resample` it needs no forward pass, so a round of rollouts can be judged before the step is whole.
+        """
+        assert self.skip_where_zero is not None, "only an algorithm with skip_where_zero selects"
+        return _run(self.selection, batch, given)[self.skip_where_zero]
 
     def run_experience(self, batch: Batch, given: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
         """The given quantities and all that the experience makes of them. Call it without gradient."""

@@ -7,7 +7,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 from stages.algorithms import advantages, losses, operators
-from stages.algorithms.algorithm import FORWARD, LOSS, Algorithm, Node
+from stages.algorithms.algorithm import FORWARD, LOSS, REFERENCE, Algorithm, Node
 from stages.algorithms.kinds import GIVEN, Kind
 from stages.algorithms.operator import OPERATORS, Operator, providers
 from stages.algorithms.spec import AlgorithmSpec, NodeSpec, read_spec
@@ -52,6 +52,7 @@ class Checker:
         update = self._nodes("update", spec.update)
         self._check_loss()
         self._check_metrics()
+        self._check_resample(experience)
         self._check_used((*experience, *update))
         taken = {source for node in (*experience, *update) for source in node.takes.values()} | self._ends()
         return Algorithm(
@@ -60,6 +61,7 @@ class Checker:
             epochs=spec.epochs,
             minibatches=spec.minibatches,
             skip_where_zero=spec.skip_where_zero,
+            resample=spec.resample,
             experience=tuple(_with_wanted(node, taken) for node in experience),
             update=tuple(_with_wanted(node, taken) for node in update),
             experience_metrics={m: s for m, s in spec.metrics.items() if self.made_in[s] == "experience"},
@@ -84,6 +86,8 @@ class Checker:
         if op is None:
             near = _near(node.operator, OPERATORS) or f"; the operators are {', '.join(sorted(OPERATORS))}"
             raise self._error(name, f"there is no operator {node.operator!r}{near}")
+        if op.name == REFERENCE and section == "update":
+            raise self._error(name, "the reference never changes: compute it in experience, and take it from there")
         if op.whole_batch and section == "update":
             raise self._error(name, f"{op.name} compares samples of the whole batch: it belongs in experience")
         for input_name in node.takes.keys() - op.inputs.keys():
@@ -105,9 +109,10 @@ class Checker:
     def _nodes(self, section: str, specs: Mapping[str, NodeSpec]) -> list[Node]:
         """The section's nodes, in an order in which each finds what it takes."""
         nodes = {name: self._node(section, name, spec) for name, spec in specs.items()}
-        forwards = [name for name, node in nodes.items() if node.operator.name == FORWARD]
-        if len(forwards) > 1:
-            raise self._error(forwards[1], f"a second forward pass would give the same: take from {forwards[0]}")
+        for forward in (FORWARD, REFERENCE):
+            same = [name for name, node in nodes.items() if node.operator.name == forward]
+            if len(same) > 1:
+                raise self._error(same[1], f"a second forward pass would give the same: take from {same[0]}")
         before = {name: [s.partition(".")[0] for s in node.takes.values()] for name, node in nodes.items()}
         sorter = TopologicalSorter({name: [s for s in sources if s in nodes] for name, sources in before.items()})
         try:
@@ -181,6 +186,22 @@ class Checker:
             self._check_known("skip_where_zero", "it", skip, None)
             if self.made_in[skip] == "update" or self.kinds[skip] not in (Kind.SAMPLE, Kind.TOKEN):
                 raise self._error("skip_where_zero", f"{skip} must be of the experience, per sample or per token")
+
+    def _check_resample(self, experience: Iterable[Node]) -> None:
+        """A round of rollouts can be judged as soon as it was played."""
+        if not self.spec.resample:
+            return
+        skip = self.spec.skip_where_zero
+        if skip is None:
+            raise self._error("resample", "needs skip_where_zero, which says what teaches nothing and is replaced")
+        sources = {node.name: {source.partition(".")[0] for source in node.takes.values()} for node in experience}
+        for name in _reached(sources, {skip}) & sources.keys():
+            if self.spec.experience[name].operator in (FORWARD, REFERENCE):
+                raise self._error(
+                    "resample",
+                    f"{skip} waits for the forward pass {name}, but rounds are judged before any; take a quantity made "
+                    "of what is given alone",
+                )
 
     def _check_used(self, nodes: Iterable[Node]) -> None:
         """Every node leads to the loss, a metric, or what decides on skipping: else it was wired wrongly."""

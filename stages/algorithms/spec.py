@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import Field, PositiveInt, ValidationError
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
 
 from data.section import Section
 
@@ -18,15 +18,25 @@ class NodeSpec(Section):
     """By input of the operator, what it gets: a given quantity, `node`, or `node.output`."""
     values: dict[str, Any] = Field(default_factory=dict)
     """The operator's settings."""
+    retries: NonNegativeInt = 0
+    """How often it is tried again after an error."""
+    seconds: PositiveFloat | None = None
+    """How long it may take, all its attempts together."""
 
 
 class AlgorithmSpec(Section):
     """The whole file."""
 
     description: str = ""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Defaults of the config's section `rl`, under all that the user writes."""
+    operators: list[str] = Field(default_factory=list)
+    """Python files with operators of the user's own, relative to this file."""
     epochs: PositiveInt = 1
     minibatches: PositiveInt = 1
     skip_where_zero: str | None = None
+    resample: NonNegativeInt = 0
+    """How many more rounds of prompts a step may play to replace those whose samples are all left out."""
     experience: dict[str, NodeSpec] = Field(default_factory=dict)
     update: dict[str, NodeSpec]
     metrics: dict[str, str] = Field(default_factory=dict)
