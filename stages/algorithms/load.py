@@ -6,14 +6,14 @@ from difflib import get_close_matches
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-from stages.algorithms import advantages, losses, operators
+from stages.algorithms import advantages, kl, losses, operators, penalties
 from stages.algorithms.algorithm import FORWARD, LOSS, REFERENCE, Algorithm, Node
 from stages.algorithms.kinds import GIVEN, Kind
 from stages.algorithms.operator import OPERATORS, Operator, providers
 from stages.algorithms.spec import AlgorithmSpec, NodeSpec, read_spec
 
 SHIPPED = Path(__file__).parent
-OPERATOR_MODULES = (operators, advantages, losses)
+OPERATOR_MODULES = (operators, kl, advantages, penalties, losses)
 """Where operators live: to import a module is to register its operators."""
 
 
