@@ -2,7 +2,6 @@
 
 import time
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 
 import torch.distributed as dist
@@ -11,10 +10,10 @@ from checkpoints.commit import remove_torn
 from checkpoints.manifest import Result, commit_manifest
 from data.budget import Budget
 from data.job import Job, Stopped
-from data.metrics import Metrics, metric_shards, read_metrics
-from data.progress import Progress
+from data.metrics import metric_shards, read_metrics
 from data.shards import read_split
-from data.tokenizer import load_tokenizer, tokenizer_digest
+from data.tokenizer import encode_prompt, load_tokenizer, tokenizer_digest
+from data.warnings import FILE as WARNINGS
 from stages.algorithms.algorithm import Algorithm
 from stages.algorithms.load import load_algorithm
 from stages.environments.hash import environment_hash
@@ -24,9 +23,10 @@ from stages.rl.config import StageConfig
 from stages.rl.engine import make_engine, refresh
 from stages.rl.experience import make_experience
 from stages.rl.journal import Journal
-from stages.rl.parity import compare
-from stages.rl.prompts import draw_prompts
-from stages.rl.rollouts import Player, Task
+from stages.rl.log import StepLog, speed
+from stages.rl.parity import Gate
+from stages.rl.rollouts import Player
+from stages.rl.rounds import Rounds
 from stages.rl.state import State
 from stages.rl.summary import check_metric_names, summarise
 from stages.rl.update import update
@@ -40,20 +40,18 @@ def run(config: StageConfig, inputs: dict[str, Result], folder: Path, job: Job) 
     """Train from where `folder` stands to the last step; the result is `folder`/model, trajectories and manifest."""
     algorithm = load_algorithm(config.rl.algorithm)
     check_metric_names(algorithm)
-    with distributed(job), closing(Metrics(folder, job.is_first)) as metrics:
+    with distributed(job), closing(StepLog(folder, config.rl.steps, job.is_first)) as log:
         if job.is_first:
             remove_torn(folder)
         dist.barrier()
-        _train(config, algorithm, inputs, folder, job, metrics)
+        _train(config, algorithm, inputs, folder, job, log)
 
 
 def _train(
-    config: StageConfig, algorithm: Algorithm, inputs: dict[str, Result], folder: Path, job: Job, metrics: Metrics
+    config: StageConfig, algorithm: Algorithm, inputs: dict[str, Result], folder: Path, job: Job, log: StepLog
 ) -> None:
     rl, hash_of_environment = config.rl, environment_hash(config.environment)
     train = read_split(inputs["synth"].folder, "train")
-    # The rest of the rows stays in Arrow's columns: as dictionaries, ten million would take 10 GB on every rank.
-    ids: list[str] = train["id"].to_pylist()
     environment = make(config.environment)
     self_test(environment, train.slice(0, NUM_TASKS).to_pylist())
     tokenizer = load_tokenizer(inputs["sft"].folder / "model")
@@ -65,43 +63,41 @@ def _train(
     first, saved = learner.resume(folder / "checkpoints") or (0, {})
     state = State(**saved)
     engine = make_engine(learner, tokenizer)
+    known = encode_prompt(tokenizer, environment.reset(task=train.slice(0, 1).to_pylist()[0])[0])
+    gate = Gate(learner, engine, rl.sampling, known)
     player = Player(config, engine, tokenizer, environment, job)
     journal = Journal(folder, job, hash_of_environment)
+    rounds = Rounds(config, algorithm, train, player, journal, job)
     if job.is_first:
         journal.resume(first)
     dist.barrier()
-    metrics.resume(first)
-    progress = Progress(folder, rl.steps, "steps", done=first, first=first)
+    log.resume(first)
     budget = Budget(job, folder, "rl")
 
     for step in budget.measured(range(first + 1, rl.steps + 1)):
         started = time.monotonic()
-        drawn, cursor = draw_prompts(config.seed, ids, state.cursor, rl.prompts_per_step, state.set_aside)
-        mine = list(enumerate(drawn))[job.rank :: job.world_size]
-        tasks = [Task(slot, train.slice(row, 1).to_pylist()[0]) for slot, row in mine]
         refresh(engine, learner, state.policy_version)
-        rollouts, read_back = journal.read_or_play(step, state.policy_version, partial(player.play, step, tasks))
-        summary = summarise(rollouts, [ids[row] for row in drawn])
-        values = summary.metrics
-        if step == first + 1 or any_rank(not read_back):
-            values["parity"] = compare(policy, rollouts, rl.sampling.temperature)
+        gate.check_generation(state.policy_version)
+        rollouts = rounds.play(step, state)
+        summary = summarise(rollouts.everything, rollouts.prompts)
+        values = summary.metrics | rollouts.metrics
+        values |= gate.check_rollouts(rollouts.everything, step, state.policy_version)
         played = time.monotonic()
 
-        experience = make_experience(policy, algorithm, rollouts, rl)
+        experience = make_experience(policy, algorithm, rollouts.kept, rl)
+        prepared = time.monotonic()
         values |= experience.metrics | update(learner, algorithm, experience, rl, (config.seed, step))
 
         ended = time.monotonic()
-        state = state.after_step(cursor, summary.tokens, ended - started, summary.failed)
-        values |= {"seconds_rollout": played - started, "seconds_update": ended - played}
-        values |= {"tokens_per_second": summary.tokens / (ended - started), "prompts_set_aside": len(state.set_aside)}
-        metrics.log(step, **values)
-        if job.is_first:
-            progress.update(step, f"reward {values['reward']:.3f}")
+        state = state.after_step(rollouts.cursor, summary.tokens, ended - started, summary.failed)
+        phases = {"rollout": played - started, "experience": prepared - played, "update": ended - prepared}
+        values |= {"prompts_set_aside": len(state.set_aside), **speed(summary.tokens, rollouts.read_back, phases)}
+        log.step(step, values)
 
         stop = any_rank(budget.must_stop())
         if stop or step == rl.steps or step % rl.checkpoint.every_steps == 0:
             with budget.save(step):
-                metrics.commit(step)
+                log.commit(step)
                 learner.save(folder / "checkpoints", step, state.to_json())
             stop = stop or any_rank(budget.must_stop())
         if stop:
@@ -112,7 +108,7 @@ def _train(
     if job.is_first:
         commit_manifest(
             folder,
-            [*files, *journal.files(), *metric_shards(folder)],
+            [*files, *journal.files(), *metric_shards(folder), folder / WARNINGS],
             {**_first_and_last(folder), "steps": rl.steps, "tokens": state.tokens, "seconds": state.seconds},
             environment_hash=hash_of_environment,
             tokenizer_digest=tokenizer_digest(tokenizer),

@@ -14,11 +14,15 @@ from stages.rl.samples import Indices
 from stages.trainer.device import largest, total
 from stages.trainer.learner import Learner
 
+RATIO, RATIO_MAX = "importance_ratio", "importance_ratio_max"
+
 
 def update(
     learner: Learner, algorithm: Algorithm, experience: Experience, rl: RLConfig, seed: tuple[int, ...]
 ) -> dict[str, float]:
     """Train on the kept samples, and return the algorithm's metrics, each the mean over the optimizer steps.
+
+    Beside the mean of the importance ratio, where the algorithm has that metric, stands its largest value.
 
     `seed` decides which sample is in which minibatch, alike for any number of ranks. A minibatch in which no rank has
     anything to learn makes no optimizer step; without any step the metrics are empty. All ranks call it together.
@@ -29,7 +33,8 @@ def update(
             sums = accumulate(learner, algorithm, experience, minibatch, rl)
             if sums is not None:
                 rows.append({**sums, "learning_rate": learner.learning_rate, "gradient_norm": learner.step()})
-    return {name: sum(row[name] for row in rows) / len(rows) for name in (rows[0] if rows else ())}
+    metrics = {name: sum(row[name] for row in rows) / len(rows) for name in (rows[0] if rows else ())}
+    return metrics | {RATIO_MAX: max(row[RATIO_MAX] for row in rows)} if RATIO_MAX in metrics else metrics
 
 
 def split(experience: Experience, minibatches: int, rl: RLConfig, seed: tuple[int, ...]) -> Iterator[Indices]:
@@ -53,6 +58,8 @@ def accumulate(
         return None
     parts = [minibatch[part] for part in micro_batches(samples.lengths[minibatch].tolist(), rl.micro_batch_tokens)]
     parts += [minibatch[:0]] * (largest(len(parts)) - len(parts))
+    ratio = algorithm.update_metrics.get(RATIO)
+    ratio_max = torch.zeros((), device=samples.device)
     sums = torch.zeros(len(algorithm.update_metrics), dtype=torch.float64, device=samples.device)
     for part in parts:
         forward = partial(samples.forward, learner.policy, part, temperature=rl.sampling.temperature)
@@ -62,4 +69,7 @@ def accumulate(
         learner.accumulate(made[LOSS])
         for index, source in enumerate(algorithm.update_metrics.values()):
             sums[index] += batch.part_of_mean(made[source].detach(), algorithm.kinds[source])
-    return dict(zip(algorithm.update_metrics, total(*sums.tolist()), strict=True))
+        if ratio is not None and len(part):
+            ratio_max = torch.maximum(ratio_max, made[ratio].detach().max())
+    metrics = dict(zip(algorithm.update_metrics, total(*sums.tolist()), strict=True))
+    return metrics if ratio is None else {**metrics, RATIO_MAX: largest(float(ratio_max))}

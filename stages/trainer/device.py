@@ -10,6 +10,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 import torch
@@ -18,6 +19,8 @@ from torch import nn
 from torch.distributed import HashStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from data.job import Job
+
+Number = TypeVar("Number", int, float)
 
 SHARED_PARAMETERS = 1_000_000
 """Smaller models compute on one core."""
@@ -66,11 +69,11 @@ def any_rank(flag: bool) -> bool:
     return largest(int(flag)) == 1
 
 
-def largest(value: int) -> int:
+def largest(value: Number) -> Number:
     """The largest `value` of all ranks. All ranks call it."""
-    tensor = torch.tensor([value])
+    tensor = torch.tensor([value], dtype=torch.float64)
     dist.all_reduce(tensor, dist.ReduceOp.MAX)
-    return int(tensor.item())
+    return type(value)(tensor.item())
 
 
 def total(*values: float) -> list[float]:

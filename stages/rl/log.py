@@ -1,0 +1,79 @@
+"""What a person sees of a step: metrics, warnings, the progress file, and one line in the job's log."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from data.metrics import Metrics, metric_shards, read_metrics
+from data.progress import Progress
+from data.warnings import write_warnings
+from stages.rl.warnings import Watch, warnings_of
+
+LINE = (
+    ("reward", "reward {:.3f}"),
+    ("success", "success {:.0%}"),
+    ("completion_length", "length {:.1f}"),
+    ("entropy", "entropy {:.3f}"),
+    ("kl", "kl {:.2g}"),
+    ("clip_share", "clipped {:.1%}"),
+    ("importance_ratio_max", "ratio at most {:.2f}"),
+    ("explained_variance", "explained {:.2f}"),
+    ("gradient_norm", "gradient {:.2g}"),
+    ("tokens_per_second", "{:,.0f} tokens/s"),
+)
+"""Metrics in the line of a step, and how; one that the step has not is left out."""
+SHORT = 4
+"""So many of them are in the progress message."""
+
+
+class StepLog:
+    """Logs each step once. Every rank has one; only the first rank writes."""
+
+    def __init__(self, folder: Path, steps: int, job_is_first: bool) -> None:
+        """`folder` is that of the attempt, and `steps` how many there are in all."""
+        self.folder, self.steps, self.writes = folder, steps, job_is_first
+        self.metrics, self.watch = Metrics(folder, job_is_first), Watch()
+        self.progress: Progress | None = None
+
+    def resume(self, step: int) -> None:
+        """Go on after `step`, that of the checkpoint (0 for none): what lies beyond it is dropped."""
+        self.metrics.resume(step)
+        if self.writes:
+            rows = read_metrics(self.folder).to_pylist() if metric_shards(self.folder) else []
+            self.watch = warnings_of(rows)
+            write_warnings(self.folder, self.watch.warned)
+            self.progress = Progress(self.folder, self.steps, "steps", done=step, first=step)
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        """Note the values of `step`, print its line, and warn of what begins to look wrong."""
+        self.metrics.log(step, **values)
+        if self.progress is None:
+            return
+        shown = [text.format(values[name]) for name, text in LINE if name in values]
+        print(f"step {step}/{self.steps}: {', '.join(shown)}", flush=True)
+        new = self.watch.add(step, values)
+        for warned in new:
+            print(f"warning: {warned}", flush=True)
+        if new:
+            write_warnings(self.folder, self.watch.warned)
+        self.progress.update(step, ", ".join(shown[:SHORT]))
+
+    def commit(self, step: int) -> None:
+        """Make the steps up to `step` safe, just before the checkpoint that covers them."""
+        self.metrics.commit(step)
+
+    def close(self) -> None:
+        """Flush what is on its way to TensorBoard."""
+        self.metrics.close()
+
+
+def speed(tokens: float, read_back: bool, seconds: Mapping[str, float]) -> dict[str, float]:
+    """Metrics of a step's time: `seconds` of rollout, experience and update, for `tokens` that were generated.
+
+    Rollouts that were `read_back` after a restart say nothing about the speed of the engine.
+    """
+    found = {f"seconds_{phase}": value for phase, value in seconds.items()}
+    if not read_back:
+        found["rollout_tokens_per_second"] = tokens / seconds["rollout"]
+        found["tokens_per_second"] = tokens / sum(seconds.values())
+    found["update_tokens_per_second"] = tokens / (seconds["experience"] + seconds["update"])
+    return found
