@@ -1,0 +1,186 @@
+"""Where engine and policy part: weights by name, modules in their order, then tokens through the engine's own calls.
+
+Of an engine that shows its model all of these are looked at; any other is asked to complete a few short requests.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from data.packing import Packed, pack
+from stages.rollout.config import SamplingConfig
+from stages.rollout.engine import Engine, Request, generate
+from stages.rollout.insides import Parted, first_parted, outputs, parted_weights
+from stages.rollout.parity import Limit, differences, places_in_words
+from stages.trainer.attention import logits
+from stages.trainer.learner import Learner
+from stages.trainer.policy import Policy
+
+NUM_PROBED = 8
+"""Requests and tokens of a probe."""
+STALE_SHARE = 0.9
+"""Of an engine's weights: an optimizer step moves all of them, so if so many differ, the step is what is missing."""
+TEMPERATURES = tuple(round(0.1 * number, 1) for number in range(1, 21))
+"""Tried as the one that the engine might have used."""
+
+ADVICE = {
+    "stale weights": "The engine has not taken the last update: see in the log whether its update() got every weight.",
+    "embedding": "Where head and embedding are tied on one side only, one of them stays old.",
+    "head": "Where head and embedding are tied on one side only, one of them stays old.",
+    "layer norm": "If the weights agree, it is the epsilon or the kernel: compare rms_norm_eps in both config.json.",
+    "final norm": "If the weights agree, it is the epsilon or the kernel: compare rms_norm_eps in both config.json.",
+    "rope": "Compare rope_theta and the scaling of rope in both config.json, and the positions that the engine counts.",
+    "attention": "If the weights agree, it is the mask, the scale or the kernel: try another attention backend.",
+    "mlp": "If the weights agree, it is the activation or a fused kernel: try the engine without compilation.",
+    "model": "The engine does not show its insides: try engine.name=torch, which does, then the engine in float32.",
+    "cache": "Try the engine without reuse of prefixes, and with another attention backend.",
+    "temperature": "The engine must give log-probabilities of the tempered distribution, without top-k and top-p.",
+    "sampling": "What is greedy agrees and what is sampled does not: see what else the engine does to its logits.",
+    "tokens": "Both agree now: other weights made these tokens, or they have changed since. Start the step anew.",
+}
+"""What to try, by the part in which engine and policy part."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A sequence in which tokens were compared."""
+
+    tokens: list[int]
+    places: npt.NDArray[np.intp]
+    """[K], where in the sequence the compared tokens are; at least one."""
+    apart: npt.NDArray[np.float64]
+    """[K], in nats."""
+
+    @property
+    def prompt(self) -> list[int]:
+        """What comes before the first compared token."""
+        return self.tokens[: int(self.places[0])]
+
+    @property
+    def prefix(self) -> list[int]:
+        """What comes before the token that is most apart."""
+        return self.tokens[: int(self.places[int(self.apart.argmax())])]
+
+
+class Diagnosis(NamedTuple):
+    """What was found."""
+
+    part: str
+    """A key of ADVICE."""
+    table: list[tuple[str, str]]
+    """What was looked at, and what it showed."""
+
+
+@torch.no_grad()
+def greedy_logprobs(policy: Policy, packed: Packed) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """The policy's untempered log-probabilities of the learned tokens, and of the tokens that it likes best there."""
+    seen: list[Tensor] = []
+    hook = policy.model.get_decoder().register_forward_hook(lambda _, __, out: seen.append(out.last_hidden_state[0]))
+    try:
+        said = policy(packed).logprobs
+    finally:
+        hook.remove()
+    before = torch.from_numpy(packed.learn.nonzero()[0] - 1).to(said.device)
+    best = logits(policy.model, seen[0].index_select(0, before)).float().log_softmax(-1).amax(-1)
+    return said.float().cpu().numpy(), best.float().cpu().numpy()
+
+
+def diagnose(
+    engine: Engine, learner: Learner, sampling: SamplingConfig, evidence: Evidence, version: int, limit: Limit
+) -> Diagnosis:
+    """Look where they part. All ranks call it together, each with evidence of its own."""
+    model: nn.Module | None = getattr(engine, "model", None)
+    probe = _Probe(engine, learner.policy, sampling, limit)
+    weights, count = parted_weights(
+        learner.policy.model, learner.full_weights(), None if model is learner.policy.model else model
+    )
+    prefix = evidence.prefix
+    with outputs(model, len(prefix)) as theirs:
+        answers = probe.ask(prefix, greedy=True, requests=1, tokens=1)
+    with outputs(learner.policy.model, len(prefix)) as ours:
+        prefill = probe.apart(prefix, answers, greedy=True)
+    module = first_parted(ours, theirs, limit.tolerance)
+    decode = probe.apart(evidence.prompt, probe.ask(evidence.prompt, greedy=True, requests=1), greedy=True)
+    answers = probe.ask(evidence.prompt, greedy=False, requests=NUM_PROBED)
+    sampled = probe.apart(evidence.prompt, answers, greedy=False)
+    fits = [probe.apart(evidence.prompt, answers, greedy=False, temperature=t).mean() for t in TEMPERATURES]
+    temperature = TEMPERATURES[int(np.argmin(fits))]
+
+    if engine.version != version or len(weights) >= max(2, STALE_SHARE * count):
+        part = "stale weights"
+    elif weights:
+        part = max(weights, key=lambda weight: weight.difference).part
+    elif limit.exceeded(prefill):
+        part = module.part if module else "head" if theirs else "model"
+    elif limit.exceeded(decode):
+        part = "cache"
+    elif limit.exceeded(sampled):
+        part = "temperature" if min(fits) < sampled.mean() / 4 else "sampling"
+    else:
+        part = "tokens"
+    table = [
+        ("tokens", places_in_words(evidence.apart > limit.largest)),
+        ("version", f"{version} of the policy, {engine.version} of the engine"),
+        ("weights", _weights_in_words(weights, count, model is learner.policy.model)),
+        ("prefill", probe.in_words(prefill)),
+        ("modules", _module_in_words(module) if theirs else "the engine shows none"),
+        ("decode", probe.in_words(decode)),
+        ("sampled", probe.in_words(sampled)),
+        ("temperature", f"{sampling.temperature:g} is set, {temperature:g} fits best"),
+    ]
+    return Diagnosis(part, table)
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """Short requests to the engine, and what the policy says of its answers."""
+
+    engine: Engine
+    policy: Policy
+    sampling: SamplingConfig
+    limit: Limit
+
+    def ask(
+        self, prompt: list[int], *, greedy: bool, requests: int, tokens: int = NUM_PROBED
+    ) -> list[tuple[list[int], npt.NDArray[np.float32]]]:
+        """Tokens and log-probabilities of each answer."""
+        asked = [Request(prompt, seed, max_new_tokens=tokens) for seed in range(requests)]
+        return [(made.tokens, made.logprobs) for made in generate(self.engine, asked, self.sampling, greedy=greedy)]
+
+    @torch.no_grad()
+    def apart(
+        self,
+        prompt: list[int],
+        answers: list[tuple[list[int], npt.NDArray[np.float32]]],
+        *,
+        greedy: bool,
+        temperature: float | None = None,
+    ) -> npt.NDArray[np.float64]:
+        """[K] nats by which the policy parts from `answers`, at another temperature if one is given."""
+        tempered = 1.0 if greedy else temperature or self.sampling.temperature
+        said = self.policy(pack([(prompt, tokens) for tokens, _ in answers]), temperature=tempered).logprobs
+        return differences(np.concatenate([logprobs for _, logprobs in answers]), said.float().cpu().numpy())
+
+    def in_words(self, apart: npt.NDArray[np.float64]) -> str:
+        """Whether they part on a probe, and by how much."""
+        return f"{'parts' if self.limit.exceeded(apart) else 'agrees'}, by at most {apart.max():.1e} nats"
+
+
+def _weights_in_words(weights: list[Parted], count: int, own: bool) -> str:
+    if own:
+        return "the engine computes with the policy's own"
+    if not count:
+        return "the engine shows none"
+    worst = sorted(weights, key=lambda weight: -weight.difference)[:3]
+    names = "".join(f"; {weight.name} by {weight.difference:.1e}" for weight in worst)
+    return f"{len(weights)} of {count} differ{names}"
+
+
+def _module_in_words(module: Parted | None) -> str:
+    if module is None:
+        return "all before the head agree"
+    return f"{module.name} is the first that parts, by {module.difference:.1e} of its largest output"
