@@ -4,7 +4,7 @@ Layout: `tokens`, `mask`, `logprobs`, `versions` are flat, sequence after sequen
 offsets[i + 1]. Everything else has one entry a sequence. What holds for the whole file is in its attributes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 FORMAT = "qianka-trajectories-2"
+FLAT = ("tokens", "mask", "logprobs", "versions")
+"""What has one entry a token."""
 
 Attributes = dict[str, str | int | float]
 
@@ -70,6 +72,33 @@ class Trajectories:
         """[n], tokens that the policy chose."""
         return np.diff(np.concatenate([[0], np.cumsum(self.mask)])[self.offsets])
 
+    def pick(self, indices: npt.NDArray[np.int64]) -> "Trajectories":
+        """The sequences at these places, in this order."""
+        sizes = self.lengths[indices]
+        offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        places = np.arange(offsets[-1]) + np.repeat(self.offsets[:-1][indices] - offsets[:-1], sizes)
+        columns: dict[str, Any] = {
+            field.name: getattr(self, field.name)[places if field.name in FLAT else indices]
+            for field in fields(Trajectories)
+            if field.name not in ("offsets", "prompt_ids")
+        }
+        ids = tuple(self.prompt_ids[index] for index in indices.tolist())
+        return Trajectories(**columns, offsets=offsets, prompt_ids=ids)
+
+    @staticmethod
+    def joined(parts: "Sequence[Trajectories]") -> "Trajectories":
+        """The sequences of the first, then those of the next, and so on."""
+        lengths = np.concatenate([part.lengths for part in parts])
+        columns: dict[str, Any] = {
+            field.name: np.concatenate([getattr(part, field.name) for part in parts])
+            for field in fields(Trajectories)
+            if field.name not in ("offsets", "prompt_ids")
+        }
+        ids = tuple(prompt for part in parts for prompt in part.prompt_ids)
+        return Trajectories(
+            **columns, offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64), prompt_ids=ids
+        )
+
 
 def write_trajectories(path: Path, trajectories: Trajectories, attributes: Mapping[str, str | int | float]) -> None:
     """Write `trajectories` to `path` (the caller commits it). `attributes` says what made them."""
@@ -121,8 +150,7 @@ def _plain(value: Any) -> str | int | float:
 def _check(path: Path, trajectories: Trajectories) -> None:
     total, count = len(trajectories.tokens), len(trajectories)
     for field in fields(Trajectories):
-        flat = field.name in ("tokens", "mask", "logprobs", "versions")
-        expected = total if flat else count + (field.name == "offsets")
+        expected = total if field.name in FLAT else count + (field.name == "offsets")
         found = len(getattr(trajectories, field.name))
         if found != expected:
             raise ValueError(f"{path}: {field.name} has {found} entries, but {count} sequences need {expected}")

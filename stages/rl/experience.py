@@ -40,7 +40,7 @@ def make_experience(policy: Policy, algorithm: Algorithm, trajectories: Trajecto
     batch = samples.batch(every, num_tokens, num_samples, lambda wanted: _forward_all(policy, samples, wanted, rl))
     quantities = algorithm.run_experience(batch, samples.given)
     skip = algorithm.skip_where_zero
-    keep = np.ones(len(every), np.bool_) if skip is None else _not_zero(quantities[skip], algorithm.kinds[skip], batch)
+    keep = np.ones(len(every), np.bool_) if skip is None else not_zero(quantities[skip], algorithm.kinds[skip], batch)
     metrics = {"samples_skipped": total(int((~keep).sum()))[0]}
     metrics |= {
         name: _mean(quantities[source], algorithm.kinds[source], batch)
@@ -69,7 +69,7 @@ def _forward_all(policy: Policy, samples: Samples, wanted: frozenset[str], rl: R
     )
 
 
-def _not_zero(quantity: Tensor, kind: Kind, batch: Batch) -> npt.NDArray[np.bool_]:
+def not_zero(quantity: Tensor, kind: Kind, batch: Batch) -> npt.NDArray[np.bool_]:
     """[N], whether the quantity of a sample, or of any of its tokens, is not zero."""
     magnitude = batch.sum_tokens(quantity.abs()) if kind is Kind.TOKEN else quantity.abs()
     return (magnitude > ZERO).cpu().numpy()

@@ -11,7 +11,7 @@ FOLDER = "trajectories"
 
 
 class Journal:
-    """One HDF5 file for each step and rank. Each rank writes its own."""
+    """One HDF5 file for each step, round and rank. Each rank writes its own."""
 
     def __init__(self, folder: Path, job: Job, environment_hash: str) -> None:
         """`folder` is the attempt's."""
@@ -26,11 +26,18 @@ class Journal:
             if int(path.stem.split("-")[1]) > step and read_trajectories(path)[1]["world_size"] != self.job.world_size:
                 path.unlink()
 
-    def read_or_play(self, step: int, version: int, play: Callable[[], Trajectories]) -> tuple[Trajectories, bool]:
-        """The rollouts of this rank's share of `step` by the policy of `version`, and whether they were read back."""
-        path = self.folder / f"step-{step:06d}-rank-{self.job.rank:04d}.h5"
+    def read_or_play(
+        self, step: int, number: int, version: int, play: Callable[[], Trajectories]
+    ) -> tuple[Trajectories, bool]:
+        """The rollouts of this rank's share of a round, and whether they were read back.
+
+        It is round `number`, from 0, of `step`, played by the policy of `version`.
+        """
+        later = f"-round-{number}" if number else ""
+        path = self.folder / f"step-{step:06d}{later}-rank-{self.job.rank:04d}.h5"
         attributes = {
             "step": step,
+            "round": number,
             "rank": self.job.rank,
             "world_size": self.job.world_size,
             "policy_version": version,

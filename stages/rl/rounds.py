@@ -1,0 +1,112 @@
+"""The rollouts of a step: one round of prompts, or, with dynamic sampling, as many as it takes.
+
+Dynamic sampling (DAPO, Yu et al. 2025, arXiv 2503.14476, section 3.2): prompts from whose samples nothing can be
+learned, because all are right or all are wrong, make room for new ones until the step is full.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple, NoReturn
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from data.job import Job
+from data.rows import Row
+from data.trajectories import Trajectories
+from stages.algorithms.algorithm import Algorithm
+from stages.rl.config import StageConfig
+from stages.rl.experience import not_zero
+from stages.rl.journal import Journal
+from stages.rl.prompts import draw_prompts
+from stages.rl.rollouts import Player, Task
+from stages.rl.samples import Samples
+from stages.rl.state import State
+from stages.trainer.device import total
+
+
+class Rollouts(NamedTuple):
+    """What a step has played."""
+
+    kept: Trajectories
+    """This rank's share of what is learned from; `groups` number the prompts over all ranks."""
+    everything: Trajectories
+    """All that this rank has played, with what is not learned from; `groups` are slots."""
+    prompts: list[str]
+    """Ids of the prompts that all ranks have played, by slot."""
+    cursor: int
+    """Behind all prompts that were drawn."""
+    read_back: bool
+    """Whether this rank has found all of it in the journal."""
+    metrics: dict[str, float]
+
+
+class Rounds:
+    """Plays the steps of a run."""
+
+    def __init__(
+        self, config: StageConfig, algorithm: Algorithm, train: pa.Table, player: Player, journal: Journal, job: Job
+    ) -> None:
+        """`train` is the split that prompts are drawn from."""
+        self.config, self.algorithm, self.train = config, algorithm, train
+        self.player, self.journal, self.job = player, journal, job
+        # The rest of the rows stays in Arrow's columns: as dictionaries, ten million would take 10 GB on every rank.
+        self.ids: list[str] = train["id"].to_pylist()
+
+    def play(self, step: int, state: State) -> Rollouts:
+        """Play `step` with the policy of `state`. All ranks call it together.
+
+        Each round draws as many prompts as are still missing, and its share of them is each rank's, so all ranks have
+        work in every round. What a round kept is counted over all ranks before the next one is drawn; so the result
+        depends on the seed and the policy alone, and a run that was killed goes on with the round that it was in.
+        """
+        rows: list[int] = []
+        rounds: list[Trajectories] = []
+        kept: list[int] = []
+        latest = range(0)
+        cursor, read_back = state.cursor, True
+        while len(rounds) <= self.algorithm.resample and len(kept) < self.config.rl.prompts_per_step:
+            missing = self.config.rl.prompts_per_step - len(kept)
+            drawn, cursor = draw_prompts(self.config.seed, self.ids, cursor, missing, state.set_aside)
+            latest, rows = range(len(rows), len(rows) + missing), rows + drawn
+            tasks = [Task(slot, self._row(rows[slot])) for slot in latest[self.job.rank :: self.job.world_size]]
+            play = partial(self.player.play, step, tasks)
+            trajectories, found = self.journal.read_or_play(step, len(rounds), state.policy_version, play)
+            kept += self._with_signal(trajectories, latest)
+            rounds.append(trajectories)
+            read_back = read_back and found
+        everything = Trajectories.joined(rounds) if len(rounds) > 1 else rounds[0]
+        shares = {"rounds": len(rounds), "groups_kept": len(kept) / len(rows)} if self.algorithm.resample else {}
+        # With nothing to learn from, the last round stands for the step: the update will leave it out.
+        kept_here = _groups(everything, kept or latest) if self.algorithm.resample else everything
+        return Rollouts(kept_here, everything, [self.ids[row] for row in rows], cursor, read_back, shares)
+
+    def _row(self, index: int) -> Row:
+        return self.train.slice(index, 1).to_pylist()[0]
+
+    def _with_signal(self, trajectories: Trajectories, slots: range) -> list[int]:
+        """Those of `slots` from which the update would learn, over all ranks; without dynamic sampling all of them."""
+        if not self.algorithm.resample:
+            return list(slots)
+        samples = Samples.of(trajectories, self.config.rl.samples_per_prompt, torch.device("cpu"))
+        every = np.arange(len(samples.sizes))
+        num_tokens, num_samples = (int(value) for value in total(float(samples.sizes.sum()), len(every)))
+        batch = samples.batch(every, num_tokens, num_samples, _no_forward)
+        quantity = self.algorithm.run_selection(batch, samples.given)
+        assert self.algorithm.skip_where_zero is not None
+        teaches = not_zero(quantity, self.algorithm.kinds[self.algorithm.skip_where_zero], batch)
+        found = np.zeros(len(slots))
+        found[samples.groups[teaches] - slots.start] = 1
+        return [slot for slot, there in zip(slots, total(*found.tolist()), strict=True) if there]
+
+
+def _groups(trajectories: Trajectories, slots: Sequence[int]) -> Trajectories:
+    """The groups in `slots`, which are in order, numbered by their place there."""
+    picked = trajectories.pick(np.flatnonzero(np.isin(trajectories.groups, slots)))
+    return replace(picked, groups=np.searchsorted(slots, picked.groups).astype(np.int32))
+
+
+def _no_forward(_: frozenset[str]) -> NoReturn:
+    raise AssertionError("the checker lets no forward pass into the selection")
