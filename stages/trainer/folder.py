@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
@@ -28,6 +29,7 @@ def folder_model(folder: Path) -> PreTrainedModel:
     wrong = sorted(map(str, [*loading["missing_keys"], *loading["mismatched_keys"]]))
     if wrong:
         raise ValueError(f"model.folder: {folder} lacks weights that its config.json needs: {', '.join(wrong[:5])}")
+    _check_head(model, folder)
     _check_windows(model, folder)
     _use_contexts(model, folder)
     return model
@@ -48,6 +50,16 @@ def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast)
         raise ValueError(
             f"model.folder: the tokenizer has {len(tokenizer)} tokens, the model embeddings for {rows}; take the "
             "tokenizer that belongs to the model, or enlarge it with model.resize_token_embeddings and save it again"
+        )
+
+
+def _check_head(model: PreTrainedModel, folder: Path) -> None:
+    """`logprobs` applies the head's matrix itself, a part of the tokens at a time."""
+    head = model.get_output_embeddings()
+    if not isinstance(head, nn.Linear):
+        raise ValueError(
+            f"model.folder: {folder}: the head of a {model.config.model_type} model is a {type(head).__name__} and not "
+            "one matrix; Qianka cannot train this architecture"
         )
 
 

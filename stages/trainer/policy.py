@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import nll_loss
 from transformers import PreTrainedModel
 
 from data.packing import Packed
 from stages.trainer.architecture import random_model
-from stages.trainer.attention import hidden_states, logits
+from stages.trainer.attention import hidden_states
 from stages.trainer.config import ModelConfig
 from stages.trainer.folder import folder_model
+from stages.trainer.logprobs import token_distribution
 from stages.trainer.packed import PackedContext
 
 
@@ -54,7 +54,7 @@ class Policy(nn.Module):
     ) -> TokenOutputs:
         """Log-probabilities, and on request entropies and values, of the tokens that `packed` marks to learn.
 
-        Logits exist only at the positions before learned tokens, so memory grows with K times the vocabulary.
+        Logits exist only at the positions before learned tokens, and not at all of those at once (`logprobs`).
         """
         assert temperature > 0, "a greedy policy has no log-probabilities"
         device = next(self.parameters()).device
@@ -63,12 +63,10 @@ class Policy(nn.Module):
         learned = torch.from_numpy(packed.learn.nonzero()[0]).to(device)
         context = PackedContext(packed.lengths, device)
         hidden = hidden_states(self.model, tokens[None], positions[None], context)[0].index_select(0, learned - 1)
-        logarithms = (logits(self.model, hidden).float() / temperature).log_softmax(-1)
-        return TokenOutputs(
-            logprobs=-nll_loss(logarithms, tokens[learned], reduction="none"),
-            entropy=-(logarithms.exp() * logarithms).sum(-1) if entropy else None,
-            values=self._values(hidden) if values else None,
-        )
+        head = self.model.get_output_embeddings()
+        assert isinstance(head, nn.Linear), "`folder` refuses other heads"
+        said = token_distribution(head, hidden, tokens[learned], temperature=temperature, entropy=entropy)
+        return TokenOutputs(said.logprobs, said.entropy, self._values(hidden) if values else None)
 
     def _values(self, hidden: Tensor) -> Tensor:
         assert self.value_head is not None, "values need a policy with a value head"
