@@ -1,11 +1,12 @@
 """Text to token ids and back: a character tokenizer for models from nothing, or the one of a Hugging Face folder.
 
-Prompt and completion are tokenised apart, so the ids of a prompt do not depend on what follows it. Sampled ids are
-trained on as they are: text is never tokenised again.
+Prompt, completions and the observations between them are tokenised apart, so the ids of each do not depend on what
+follows it. Sampled ids are trained on as they are: text is never tokenised again.
 """
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer
@@ -15,6 +16,8 @@ from tokenizers.pre_tokenizers import Split
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 SPECIAL = ("<pad>", "<bos>", "<eos>")
+ANSWER = "\ue000answer\ue000"
+"""Stands in a chat template for what the policy said: no template and no prompt has it."""
 
 
 def character_tokenizer(alphabet: str) -> PreTrainedTokenizerFast:
@@ -66,6 +69,31 @@ def encode_prompt(tokenizer: PreTrainedTokenizerFast, prompt: str) -> list[int]:
         ids = start + _encode(tokenizer, prompt)
     if not ids:
         raise ValueError("an empty prompt, and the tokenizer has no start token to put in its place")
+    return ids
+
+
+def encode_observation(tokenizer: PreTrainedTokenizerFast, text: str, said: Sequence[int]) -> list[int]:
+    """Ids between the turn of the policy whose ids were `said` and its next turn: what the environment answered.
+
+    By the chat template: the end of the policy's turn unless that was the last token said, the user's turn, and the
+    generation prompt. Without a template the text as it is. Raises ValueError for a character that the tokenizer does
+    not know, for a template that cannot join turns, and where nothing is left.
+    """
+    if tokenizer.chat_template:
+        messages = [("user", "?"), ("assistant", ANSWER), ("user", text)]
+        rendered = tokenizer.apply_chat_template(
+            [{"role": role, "content": content} for role, content in messages],
+            add_generation_prompt=True,
+            tokenize=False,
+        )
+        _, found, text = str(rendered).partition(ANSWER)
+        if not found:
+            raise ValueError("the chat template leaves out what the assistant said; take one for several turns")
+    ids = _encode(tokenizer, text)
+    if tokenizer.chat_template and ids[:1] == list(said[-1:]):
+        ids = ids[1:]
+    if not ids:
+        raise ValueError("an empty observation, but the episode goes on; the environment must answer something")
     return ids
 
 

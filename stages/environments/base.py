@@ -4,10 +4,21 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 Task = Mapping[str, Any]
 """What an environment poses: prompt, answer, trace (a demonstration, perhaps a bad one) and level (how hard)."""
+
+
+class Answer(NamedTuple):
+    """What an environment says to an action."""
+
+    observation: str
+    """What the policy sees next; empty when the episode is done."""
+    reward: float
+    done: bool
+    parsed: bool
+    """Whether an answer was found in the action."""
 
 
 class GraderError(Exception):
@@ -15,10 +26,11 @@ class GraderError(Exception):
 
 
 class BaseEnvironment(ABC):
-    """A single-turn environment. It holds one task at a time, and draws no random numbers but those of its seed.
+    """An environment, of a single turn unless `answer` is overridden. It holds one task at a time.
 
-    It never touches torch, the global random state, or the hash of a string, so two processes that reset it with one
-    seed see the same task.
+    It draws no random numbers but those of its seed, and never touches torch, the global random state, or the hash of
+    a string, so two processes that reset it with one seed see the same task. Episodes that are played side by side
+    have shallow copies of one instance, so what `answer` keeps is set anew by `reset`, and not changed in place.
     """
 
     name: str
@@ -26,12 +38,14 @@ class BaseEnvironment(ABC):
     """The kinds that `perturb` knows; none of them changes what the right answer is."""
     modules: tuple[str, ...] = ()
     """Modules beside the class's own whose code can change a task or a reward; they enter the environment hash."""
+    max_turns: int = 1
+    """Turns of an episode at most; one that is not done by then ends unfinished."""
     libraries: tuple[str, ...] = ()
     """Distributions whose version can change a task or a reward; they enter the environment hash."""
 
     def __init__(self) -> None:
         self._task: Task | None = None
-        self._action: str | None = None
+        self._turns: tuple[tuple[str, str], ...] = ()  # (action, observation)
         self._reward = 0.0
 
     def reset(
@@ -44,22 +58,24 @@ class BaseEnvironment(ABC):
         """
         if task is None:
             task = self.draw(random.Random(seed), harder)
-        self._task, self._action, self._reward = task, None, 0.0
+        self._task, self._turns, self._reward = task, (), 0.0
         return task["prompt"], {key: task[key] for key in ("prompt", "answer", "trace", "level")}
 
     def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
-        """Grade a whole completion. Returns (observation, reward, done, info); info["parsed"]: an answer was found.
+        """Hear a whole turn of the policy. Returns (observation, reward, done, info).
 
-        Raises GraderError, naming the task, when the grader fails.
+        `info["parsed"]`: an answer was found in it. The reward of an episode is the sum over its turns. Raises
+        GraderError, naming the task, when the grader fails.
         """
         assert self._task is not None, "step() before reset()"
         try:
-            reward, parsed = self.grade(self._task, action)
+            answer = self.answer(self._task, action)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             raise GraderError(f"{self.name}: grading failed on the task {self._task['prompt']!r}: {reason}") from error
-        self._action, self._reward = action, reward
-        return "", reward, True, {"parsed": parsed}
+        self._turns = (*self._turns, (action, answer.observation))
+        self._reward += answer.reward
+        return answer.observation, answer.reward, answer.done, {"parsed": answer.parsed}
 
     def render(self, mode: str = "text") -> str:
         """The task, and what was made of it, for a person to read."""
@@ -68,9 +84,15 @@ class BaseEnvironment(ABC):
         if self._task is None:
             return f"{self.name}: no task yet"
         lines = [f"prompt: {self._task['prompt']}", f"answer: {self._task['answer']}"]
-        if self._action is not None:
-            lines += [f"action: {self._action}", f"reward: {self._reward:g}"]
+        for action, observation in self._turns:
+            lines += [f"action: {action}", *([f"observation: {observation}"] if observation else [])]
+        lines += [f"reward: {self._reward:g}"] if self._turns else []
         return "\n".join(lines)
+
+    @property
+    def turns_left(self) -> int:
+        """Turns that the policy still has, the one that is being answered included."""
+        return self.max_turns - len(self._turns)
 
     @abstractmethod
     def draw(self, rng: random.Random, harder: bool) -> Task:
@@ -79,6 +101,11 @@ class BaseEnvironment(ABC):
     @abstractmethod
     def grade(self, task: Task, completion: str) -> tuple[float, bool]:
         """(Reward, whether an answer was found in the completion). May raise: `step` says which task it was."""
+
+    def answer(self, task: Task, action: str) -> Answer:
+        """What a turn of the policy is answered: here its grade, and the episode is done. May raise like `grade`."""
+        reward, parsed = self.grade(task, action)
+        return Answer("", reward, True, parsed)
 
     @abstractmethod
     def perturb(self, prompt: str, kind: str, rng: random.Random) -> str:
@@ -89,11 +116,11 @@ class BaseEnvironment(ABC):
         return " ".join(prompt.split())
 
     def reference(self, task: Task) -> str:
-        """A completion that must earn the full reward."""
+        """A completion that must earn the full reward, at once or by being said in every turn."""
         return task["answer"]
 
     def absurd(self, task: Task) -> tuple[str, ...]:
-        """Completions that must earn nothing."""
+        """Completions that must earn nothing, even when said in every turn."""
         return ("", "zxqvj")
 
     def data_files(self) -> tuple[Path, ...]:

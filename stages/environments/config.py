@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, JsonValue, PositiveInt
 
 from data.section import Section
 
@@ -35,4 +35,26 @@ class RowsConfig(Section):
     """exact: the completion is the answer; contains: it has the answer in it; math: math-verify finds them equal."""
 
 
-EnvironmentConfig = Annotated[ArithmeticConfig | RowsConfig, Field(discriminator="name")]
+class GuessConfig(Section):
+    """Find a number by asking: `37-52:` -> `44`, `HIGHER:` -> `48`, ... (`environments.guess`)."""
+
+    name: Literal["guess"] = "guess"
+    numbers: int = Field(default=16, ge=2, le=1000)
+    """How many numbers the hidden one is among, in the tasks that are trained on."""
+    harder_numbers: int = Field(default=31, ge=2, le=1000)
+    """The same in the generalisation tasks, never trained on."""
+    turns: int = Field(default=5, ge=1, le=64)
+    """Guesses that a policy has; by halving, k of them find any of 2^k - 1 numbers."""
+
+
+class RewardConfig(Section):
+    """A term of the reward (`environments.rewards`)."""
+
+    term: str
+    """A shipped term, or a function of your own: `my_rewards.py:brevity`, from the folder of the config file."""
+    weight: float = 1.0
+    values: dict[str, JsonValue] = Field(default={})
+    """The term's settings, by name."""
+
+
+EnvironmentConfig = Annotated[ArithmeticConfig | GuessConfig | RowsConfig, Field(discriminator="name")]

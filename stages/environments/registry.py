@@ -2,7 +2,8 @@
 
 from stages.environments.arithmetic import Arithmetic
 from stages.environments.base import BaseEnvironment
-from stages.environments.config import ArithmeticConfig, EnvironmentConfig
+from stages.environments.config import ArithmeticConfig, EnvironmentConfig, GuessConfig
+from stages.environments.guess import Guess
 from stages.environments.rows import Rows
 
 
@@ -10,4 +11,6 @@ def make(config: EnvironmentConfig) -> BaseEnvironment:
     """The environment that the config names. ValueError when it cannot be made from it."""
     if isinstance(config, ArithmeticConfig):
         return Arithmetic(config)
+    if isinstance(config, GuessConfig):
+        return Guess(config)
     return Rows(config)

@@ -20,10 +20,15 @@ def self_test(environment: BaseEnvironment, tasks: Iterable[Task] = ()) -> None:
 
 
 def check(environment: BaseEnvironment, task: Task, completion: str, expected: float) -> None:
-    """Grade one completion; ValueError when the reward is not as expected."""
+    """Say one completion in every turn; ValueError when the reward of the episode is not as expected."""
     environment.reset(task=task)
+    reward = 0.0
     try:
-        reward = environment.step(completion)[1]
+        for _ in range(environment.max_turns):
+            _, earned, done, _ = environment.step(completion)
+            reward += earned
+            if done:
+                break
     except GraderError as error:
         raise ValueError(f"self-test of the environment {environment.name}: {error}") from error
     if reward != expected:

@@ -5,12 +5,13 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from data.tokenizer import decode, encode_prompt
+from data.tokenizer import encode_prompt
 from stages.environments.base import BaseEnvironment
-from stages.evaluate.graded import grade
+from stages.evaluate.graded import graded_row
 from stages.evaluate.suites import Case, Suite
 from stages.rollout.config import SamplingConfig
-from stages.rollout.engine import Engine, Request, generate
+from stages.rollout.engine import Engine
+from stages.rollout.episodes import Start, play_episodes
 
 
 def complete(
@@ -27,25 +28,25 @@ def complete(
     for noise in sorted({case.noise for case in cases}):  # one call of the engine has one chance of noise
         some = [case for case in cases if case.noise == noise]
         before = len(rows)
-        completions = generate(
+        played = play_episodes(
             engine,
-            [_request(engine, tokenizer, case) for case in some],
+            tokenizer,
+            environment,
+            [_start(engine, tokenizer, case) for case in some],
             sampling.model_copy(update={"slots": suite.slots}),
             greedy=suite.greedy,
             noise=noise,
             on_progress=lambda ended, before=before: on_progress(before + ended),
         )
-        for case, completion in zip(some, completions, strict=True):
-            text = decode(tokenizer, completion.tokens)
-            rows.append(grade(environment, case, text, completion.finished, len(completion.tokens)))
+        rows += [graded_row(case, episode) for case, episode in zip(some, played, strict=True)]
     return rows
 
 
-def _request(engine: Engine, tokenizer: PreTrainedTokenizerFast, case: Case) -> Request:
+def _start(engine: Engine, tokenizer: PreTrainedTokenizerFast, case: Case) -> Start:
     tokens, context = encode_prompt(tokenizer, case.prompt), engine.context
     if len(tokens) >= context:
         raise ValueError(
             f"row {case.task['id']}: its prompt {case.prompt[:60]!r} has {len(tokens)} tokens, and the model's context "
             f"of {context} leaves no room for an answer; leave the row out, or take a model with a longer context"
         )
-    return Request(tokens, case.seed)
+    return Start(case.task, tokens, case.seed)

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 
 from checkpoints.commit import commit
 from data.shards import read_provenance, write_shard
-from stages.environments.base import BaseEnvironment, GraderError
 from stages.evaluate.suites import Case
+from stages.rollout.episodes import Played
 
 SCHEMA = pa.schema(
     [
@@ -35,30 +35,22 @@ SCHEMA = pa.schema(
 )
 
 
-def grade(environment: BaseEnvironment, case: Case, text: str, finished: bool, tokens: int) -> dict[str, Any]:
-    """One row of `SCHEMA`. An unfinished completion is not put to the grader: its reward is 0 whatever it says."""
-    row: dict[str, Any] = {
+def graded_row(case: Case, played: Played) -> dict[str, Any]:
+    """One row of `SCHEMA`. The reward of an unfinished completion is 0 whatever it says."""
+    return {
         "id": case.task["id"],
         "kind": case.kind,
         "level": case.task["level"],
         "sample": case.sample,
         "prompt": case.prompt,
-        "completion": text,
-        "reward": 0.0,
-        "finished": finished,
-        "parsed": False,
-        "grader_error": None,
-        "tokens": tokens,
+        "completion": played.text,
+        "reward": None if played.error else float(played.reward * played.finished),
+        "finished": played.finished,
+        "parsed": played.parsed,
+        "grader_error": played.error or None,
+        "tokens": len(played.tokens),
         "seed": case.seed,
     }
-    if not finished:
-        return row
-    environment.reset(task=case.task)
-    try:
-        _, reward, _, info = environment.step(text)
-    except GraderError as error:
-        return row | {"reward": None, "grader_error": str(error) or "the grader failed"}
-    return row | {"reward": float(reward), "parsed": bool(info["parsed"])}
 
 
 class RowFiles:

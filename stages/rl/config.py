@@ -3,7 +3,7 @@
 from pydantic import Field, PositiveInt, model_validator
 
 from data.section import Section
-from stages.environments.config import EnvironmentConfig
+from stages.environments.config import EnvironmentConfig, RewardConfig
 from stages.rollout.config import EngineConfig, SamplingConfig
 from stages.trainer.config import CheckpointConfig, OptimizerConfig
 
@@ -32,6 +32,8 @@ class RLConfig(Section):
     """Prompts of one step over all ranks."""
     samples_per_prompt: PositiveInt = 8
     sampling: SamplingConfig = SamplingConfig()
+    rewards: tuple[RewardConfig, ...] = Field(default=(RewardConfig(term="verifier"),), min_length=1)
+    """The terms of the reward, which is their weighted sum; by default the environment's own."""
     micro_batch_tokens: PositiveInt = 8192
     """Tokens of one forward pass on one rank."""
     learning_rate: float = Field(default=2e-4, gt=0)

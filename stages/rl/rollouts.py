@@ -1,21 +1,26 @@
-"""Playing prompts: the engine completes, the environment grades, and the result is a table of trajectories."""
+"""Playing prompts: episodes of policy and environment, their rewards, and a table of trajectories."""
 
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 from transformers import PreTrainedTokenizerFast
 
 from data.job import Job
 from data.rows import Row
-from data.tokenizer import decode, encode_prompt
+from data.tokenizer import encode_prompt
 from data.trajectories import Trajectories
 from stages.environments.base import BaseEnvironment, GraderError
+from stages.environments.rewards import VERIFIER, Episode, Term, load_terms
 from stages.rl.config import StageConfig
-from stages.rollout.engine import Completion, Engine, Request, generate
+from stages.rollout.engine import Engine
+from stages.rollout.episodes import Played, Start, play_episodes
 
+Number = TypeVar("Number", bound=np.generic)
 LOGGER = logging.getLogger(__name__)
 
 
@@ -25,6 +30,19 @@ class Task(NamedTuple):
     slot: int
     """Its place among the step's prompts, over all ranks."""
     row: Row
+
+
+class Sample(NamedTuple):
+    """A played episode with its reward."""
+
+    slot: int
+    played: Played
+    limit: int
+    """Tokens that the policy might have said."""
+    terms: list[float]
+    """Before their weights; NaN where one failed, 0 where a failed grader left nothing to compute it from."""
+    reward: float | None
+    """None when the grader or a term failed."""
 
 
 class Player:
@@ -41,20 +59,29 @@ class Player:
         """`engine` is given new weights by whoever trains them."""
         self.seed, self.config = config.seed, config.rl
         self.engine, self.tokenizer, self.environment, self.job = engine, tokenizer, environment, job
+        self.terms = load_terms(config.rl.rewards)
 
     def play(self, step: int, tasks: Sequence[Task]) -> Trajectories:
-        """All samples of `tasks`, sample after sample, task after task. ValueError names a row that is too long."""
+        """All samples of `tasks`, sample after sample, task after task.
+
+        Raises ValueError that names the row: for one that is too long, and for a reward that is no finite number.
+        """
         count = self.config.samples_per_prompt
-        prompts = [self._prompt(task.row) for task in tasks]
-        samples = [
-            (task, prompt, sample) for task, prompt in zip(tasks, prompts, strict=True) for sample in range(count)
-        ]
-        seeds = [request_seed(self.seed, step, task.slot, sample) for task, _, sample in samples]
-        requests = [Request(prompt, seed) for (_, prompt, _), seed in zip(samples, seeds, strict=True)]
-        completions = generate(self.engine, requests, self.config.sampling, on_progress=self._beat(step, len(requests)))
-        rewards = [self._reward(task.row, answer) for (task, _, _), answer in zip(samples, completions, strict=True)]
-        limit = self.config.sampling.max_new_tokens
-        return tabulate([task for task, _, _ in samples], requests, completions, rewards, limit)
+        starts: list[Start] = []
+        for task in tasks:
+            prompt = self._prompt(task.row)
+            seeds = [request_seed(self.seed, step, task.slot, sample) for sample in range(count)]
+            starts += [Start(task.row, prompt, seed) for seed in seeds]
+        played = play_episodes(
+            self.engine,
+            self.tokenizer,
+            self.environment,
+            starts,
+            self.config.sampling,
+            on_progress=lambda ended: self.job.beat(f"step {step}: {ended} of {len(starts)} samples played"),
+        )
+        samples = [self._rewarded(tasks[place // count].slot, place % count, p) for place, p in enumerate(played)]
+        return tabulate(samples, len(self.terms))
 
     def _prompt(self, row: Row) -> list[int]:
         tokens = encode_prompt(self.tokenizer, self.environment.reset(task=row)[0])
@@ -66,19 +93,49 @@ class Player:
             )
         return tokens
 
-    def _beat(self, step: int, total: int) -> Callable[[int], None]:
-        return lambda ended: self.job.beat(f"step {step}: {ended} of {total} samples played")
+    def _rewarded(self, slot: int, number: int, played: Played) -> Sample:
+        """The sample with its terms; a failure is logged and counted, NaN and infinity end the stage."""
+        start = played.start
+        name = f"row {start.task['id']}, sample {number}, seed {start.seed}"
+        room = self.engine.context - len(start.prompt)
+        limit = min(self.environment.max_turns * self.config.sampling.max_new_tokens, room)
+        episode = Episode(
+            task=start.task,
+            turns=tuple(played.said),
+            tokens=tuple(played.tokens),
+            limit=limit,
+            finished=played.finished,
+            reward=played.reward,
+            parsed=played.parsed,
+        )
+        if played.error:
+            LOGGER.warning("%s: %s; the sample is left out of training", name, played.error)
+            failed = [math.nan if term.name == VERIFIER else 0.0 for term in self.terms]
+            return Sample(slot, played, limit, failed, None)
+        terms = [self._term(term, episode, name) for term in self.terms]
+        if any(math.isnan(value) for value in terms):
+            return Sample(slot, played, limit, terms, None)
+        reward = sum(term.weight * value for term, value in zip(self.terms, terms, strict=True))
+        return Sample(slot, played, limit, terms, finite(reward, f"{name}: the weighted sum of the reward terms"))
 
-    def _reward(self, row: Row, completion: Completion) -> float | None:
-        """The environment's reward, 0 for a completion that was cut, None when the grader failed."""
-        self.job.beat(f"grading {row['id']}")
-        self.environment.reset(task=row)
+    def _term(self, term: Term, episode: Episode, name: str) -> float:
+        """The value of a term, NaN when it failed."""
+        self.job.beat(f"{name}: the reward term {term.name}")
         try:
-            reward = self.environment.step(decode(self.tokenizer, completion.tokens))[1]
+            value = term(episode)
         except GraderError as error:
-            LOGGER.warning("row %s: %s; the sample is left out of training", row["id"], error)
-            return None
-        return reward * completion.finished
+            LOGGER.warning("%s: %s; the sample is left out of training", name, error)
+            return math.nan
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+        return finite(value, f"{name}: the reward term {term.name}")
+
+
+def finite(value: float, what: str) -> float:
+    """`value`; ValueError that says `what` when it is not finite as the float32 that it is stored in."""
+    if not abs(value) <= float(np.finfo(np.float32).max):
+        raise ValueError(f"{what} is {value}, but a reward must be a finite number; mend the term or its weight")
+    return value
 
 
 def request_seed(seed: int, step: int, slot: int, sample: int) -> int:
@@ -86,37 +143,45 @@ def request_seed(seed: int, step: int, slot: int, sample: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}/{step}/{slot}/{sample}".encode()).digest()[:8]) >> 1
 
 
-def tabulate(
-    tasks: Sequence[Task],
-    requests: Sequence[Request],
-    completions: Sequence[Completion],
-    rewards: Sequence[float | None],
-    limit: int,
-) -> Trajectories:
-    """One sequence for each of the equally long arguments; a reward of None is a sample that was not graded."""
-    prompt_lengths = np.array([len(request.prompt) for request in requests], np.int32)
-    sizes = np.array([len(completion.tokens) for completion in completions], np.int64)
-    offsets = np.concatenate([[0], np.cumsum(prompt_lengths + sizes)]).astype(np.int64)
-    mask = np.arange(offsets[-1]) >= np.repeat(offsets[:-1] + prompt_lengths, prompt_lengths + sizes)
-    tokens, logprobs = np.zeros(len(mask), np.int32), np.zeros(len(mask), np.float32)
-    tokens[~mask] = [token for request in requests for token in request.prompt]
-    tokens[mask] = [token for completion in completions for token in completion.tokens]
-    versions = np.full(len(mask), -1, np.int32)
-    versions[mask] = np.concatenate([np.zeros(0, np.int32), *(completion.versions for completion in completions)])
-    logprobs[mask] = np.concatenate([np.zeros(0, np.float32), *(completion.logprobs for completion in completions)])
+def tabulate(samples: Sequence[Sample], num_terms: int) -> Trajectories:
+    """One sequence for each sample: the prompt, and then turns of the policy and observations between them."""
+    played = [sample.played for sample in samples]
+    # The parts of all sequences in their order, those of the policy marked.
+    parts = [part for episode in played for part in _parts(episode)]
+    sizes = np.array([len(tokens) for tokens, _ in parts], np.int64)
+    mask = np.repeat(np.array([chosen for _, chosen in parts], np.bool_), sizes)
+    completions = [completion for episode in played for completion in episode.completions]
+    logprobs, versions = np.zeros(len(mask), np.float32), np.full(len(mask), -1, np.int32)
+    logprobs[mask] = _joined([completion.logprobs for completion in completions], np.float32)
+    versions[mask] = _joined([completion.versions for completion in completions], np.int32)
+    lengths = [sum(len(tokens) for tokens, _ in _parts(episode)) for episode in played]
     return Trajectories(
-        tokens=tokens,
+        tokens=_joined([np.array(tokens, np.int32) for tokens, _ in parts], np.int32),
         mask=mask,
         logprobs=logprobs,
         versions=versions,
-        offsets=offsets,
-        prompt_lengths=prompt_lengths,
-        terms=np.array([[reward or 0.0] for reward in rewards], np.float32).reshape(-1, 1),
-        limits=np.array([limit for _ in rewards], np.int32),
-        rewards=np.array([reward or 0.0 for reward in rewards], np.float32),
-        finished=np.array([completion.finished for completion in completions], np.bool_),
-        graded=np.array([reward is not None for reward in rewards], np.bool_),
-        groups=np.array([task.slot for task in tasks], np.int32),
-        seeds=np.array([request.seed for request in requests], np.int64),
-        prompt_ids=tuple(task.row["id"] for task in tasks),
+        offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        prompt_lengths=np.array([len(episode.start.prompt) for episode in played], np.int32),
+        terms=np.array([sample.terms for sample in samples], np.float32).reshape(-1, num_terms),
+        limits=np.array([sample.limit for sample in samples], np.int32),
+        rewards=np.array([sample.reward or 0.0 for sample in samples], np.float32),
+        finished=np.array([episode.finished for episode in played], np.bool_),
+        graded=np.array([sample.reward is not None for sample in samples], np.bool_),
+        groups=np.array([sample.slot for sample in samples], np.int32),
+        seeds=np.array([episode.start.seed for episode in played], np.int64),
+        prompt_ids=tuple(str(episode.start.task["id"]) for episode in played),
     )
+
+
+def _parts(played: Played) -> list[tuple[Sequence[int], bool]]:
+    """(Ids, whether the policy chose them), in the order in which they were said."""
+    before = [played.start.prompt, *played.observations]
+    return [
+        part
+        for seen, completion in zip(before, played.completions, strict=True)
+        for part in ((seen, False), (completion.tokens, True))
+    ]
+
+
+def _joined(arrays: Sequence[npt.NDArray[Number]], dtype: type[Number]) -> npt.NDArray[Number]:
+    return np.concatenate([np.zeros(0, dtype), *arrays])

@@ -1,12 +1,17 @@
 import random
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
+from data.tokenizer import character_tokenizer, encode_completion
 from stages.environments.base import BaseEnvironment, Task
-from stages.evaluate.graded import SCHEMA, grade
+from stages.evaluate.graded import SCHEMA, graded_row
 from stages.evaluate.report import comparisons, measure, noise_floor
 from stages.evaluate.statistics import Bootstrap
 from stages.evaluate.suites import GREEDY, NOISE_FLOOR, POLICIES, Case
+from stages.rollout.engine import Completion
+from stages.rollout.episodes import Flight, Start
 
 BOOTSTRAP = Bootstrap(100, 0.95, seed=1)
 
@@ -31,11 +36,16 @@ class Fragile(BaseEnvironment):
 
 def table(answers: list[tuple[str, str, bool]]) -> pa.Table:
     """Rows of (prompt id, completion, finished)."""
-    rows = [
-        grade(Fragile(), Case({**Fragile().draw(random.Random(), False), "id": key}, "1+1:", 0), text, finished, 5)
-        for key, text, finished in answers
-    ]
-    return pa.Table.from_pylist(rows, schema=SCHEMA)
+    return pa.Table.from_pylist([row(*answer) for answer in answers], schema=SCHEMA)
+
+
+def row(key: str, text: str, finished: bool) -> dict[str, Any]:
+    task, tokenizer = {**Fragile().draw(random.Random(), False), "id": key}, character_tokenizer("bmo23")
+    tokens = encode_completion(tokenizer, text)
+    reason = "stop" if finished else "length"
+    flight = Flight(Start(task, [1], 0), Fragile(), tokenizer, 99)
+    flight.hear(Completion(tokens, np.zeros(len(tokens), np.float32), np.zeros(len(tokens), np.int32), reason))
+    return graded_row(Case(task, "1+1:", 0), flight.played)
 
 
 def test_parse_failures_grader_errors_and_truncation_are_counted_apart() -> None:

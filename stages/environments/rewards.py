@@ -1,0 +1,215 @@
+"""Terms of the reward: each a plain function of a played episode. The reward is their weighted sum.
+
+The user's own are such functions too: `term: my_rewards.py:brevity`. Nothing here imports torch: the terms of a config
+are checked on the login node.
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import partial
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+from pydantic import PositiveInt, TypeAdapter, ValidationError
+
+from data.own_code import load_file
+from stages.environments.base import GraderError, Task
+from stages.environments.config import RewardConfig
+
+
+@dataclass(frozen=True)
+class Episode:
+    """What a term sees: a whole episode, nothing cut off."""
+
+    task: Task
+    """The row: id, prompt, answer, trace, level."""
+    turns: tuple[str, ...]
+    """What the policy said, turn by turn, without special tokens."""
+    tokens: tuple[int, ...]
+    """What it said as token ids, the turns end to end."""
+    limit: int
+    """Tokens that it might have said."""
+    finished: bool
+    """The last turn ended by itself, and the environment had no more to ask."""
+    reward: float
+    """The environment's, the sum over the turns."""
+    parsed: bool
+    """An answer was found in the last turn, which was not cut."""
+
+    @property
+    def completion(self) -> str:
+        """All that the policy said, a line for each turn."""
+        return "\n".join(self.turns)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the policy said, end tokens included."""
+        return len(self.tokens)
+
+
+VERIFIER = "verifier"
+"""The term that is the environment's reward, and the only one by default."""
+
+Function = Callable[..., float]
+
+TERMS: dict[str, Function] = {}
+"""The shipped terms by name."""
+
+
+def term(function: Function) -> Function:
+    """Ship a function as a term of its name: of an Episode, and after `*` of its values, typed, with defaults."""
+    TERMS[function.__name__] = function
+    return function
+
+
+@term
+def verifier(episode: Episode) -> float:
+    """The environment's reward, 0 for an episode that is not finished. Shipped environments give 0 or 1."""
+    return episode.reward * episode.finished
+
+
+@term
+def parsed(episode: Episode) -> float:
+    """1 when an answer was found, right or wrong, else 0."""
+    return float(episode.parsed)
+
+
+@term
+def finished(episode: Episode) -> float:
+    """1 when the episode came to its end within its limits, else 0."""
+    return float(episode.finished)
+
+
+@term
+def overlong(episode: Episode, *, buffer: PositiveInt) -> float:
+    """Soft overlong punishment, -1 to 0: falls from 0 to -1 over the last `buffer` tokens before the limit.
+
+    DAPO (arXiv 2503.14476), eq. 13, with L_max = limit and L_cache = buffer.
+    """
+    return min(0.0, (episode.limit - buffer - episode.num_tokens) / buffer)
+
+
+@term
+def length(episode: Episode) -> float:
+    """Minus the number of tokens, so the weight is the price of a token."""
+    return -float(episode.num_tokens)
+
+
+@term
+def repetition(episode: Episode, *, ngram: PositiveInt = 4) -> float:
+    """Minus the share of n-grams of tokens that came before, -1 to 0; 0 for an episode shorter than one.
+
+    After the n-gram repetition penalty of Yeo et al. 2025 (arXiv 2502.03373), for the episode instead of its tokens.
+    """
+    grams = [episode.tokens[start : start + ngram] for start in range(episode.num_tokens - ngram + 1)]
+    return len(set(grams)) / len(grams) - 1 if grams else 0.0
+
+
+@dataclass(frozen=True)
+class Term:
+    """A term as it is configured."""
+
+    name: str
+    """Of the function: in metrics and in the trajectory files."""
+    weight: float
+    function: Callable[[Episode], float]
+
+    def __call__(self, episode: Episode) -> float:
+        """Its value before the weight. GraderError when the function fails, ValueError when it gives no number."""
+        try:
+            value = self.function(episode)
+        except Exception as error:
+            raise GraderError(f"the reward term {self.name} failed: {type(error).__name__}: {error}") from error
+        if not isinstance(value, Real):
+            raise ValueError(f"the reward term {self.name} gave {value!r}, but it must return a number")
+        return float(value)
+
+
+def load_terms(rewards: Sequence[RewardConfig]) -> list[Term]:
+    """The configured terms. Raises ValueError that names the key `rl.rewards`, the term, and what would be right."""
+    terms: list[Term] = []
+    for place, reward in enumerate(rewards):
+        try:
+            name, function = _function(reward.term)
+            terms.append(Term(name, reward.weight, partial(function, **_values(name, function, reward.values))))
+        except ValueError as error:
+            raise ValueError(f"rl.rewards[{place}]: {error}") from error
+    names = [loaded.name for loaded in terms]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"rl.rewards: {', '.join(twice)} is there twice, and could not be told apart in the metrics")
+    return terms
+
+
+def own_file(name: str) -> tuple[str, str] | None:
+    """(File, function) of a term that is the user's own; None for a shipped term."""
+    path, colon, function = name.rpartition(":")
+    return (path, function) if colon else None
+
+
+def _function(name: str) -> tuple[str, Function]:
+    own = own_file(name)
+    if own is None:
+        if name in TERMS:
+            return name, TERMS[name]
+        near = get_close_matches(name, TERMS, n=3)
+        meant = f"did you mean {' or '.join(near)}? " if near else ""
+        shipped = ", ".join(TERMS)
+        raise ValueError(f"there is no term {name!r}; {meant}The terms are {shipped}, or your own: FILE.py:FUNCTION")
+    path, function_name = own
+    functions = {key: value for key, value in vars(load_file(Path(path))).items() if inspect.isfunction(value)}
+    if function_name not in functions:
+        near = get_close_matches(function_name, functions, n=3)
+        meant = f"; did you mean {' or '.join(near)}?" if near else f"; it has {', '.join(functions) or 'none'}"
+        raise ValueError(f"{path} has no function {function_name!r}{meant}")
+    _check_signature(f"{path}:{function_name}", functions[function_name])
+    return function_name, functions[function_name]
+
+
+def _check_signature(where: str, function: Function) -> None:
+    """ValueError unless it takes an Episode, and everything else by name."""
+    rule = "write it `def NAME(episode: Episode, *, value: type = default) -> float`"
+    if inspect.iscoroutinefunction(function):
+        raise ValueError(f"{where} is asynchronous; {rule}")
+    parameters = list(_parameters(where, function).values())
+    if not parameters or parameters[0].kind is inspect.Parameter.KEYWORD_ONLY:
+        raise ValueError(f"{where} takes no episode; {rule}")
+    for parameter in parameters[1:]:
+        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY or parameter.annotation is inspect.Parameter.empty:
+            raise ValueError(f"{where}: {parameter.name!r} should be a typed value after `*`; {rule}")
+
+
+def _parameters(where: str, function: Function) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(function, eval_str=True).parameters
+    except NameError as error:
+        raise ValueError(f"{where}: an annotation names what the file does not have: {error}") from error
+
+
+def _values(name: str, function: Function, given: Mapping[str, Any]) -> dict[str, Any]:
+    """`given` in the types that the function's parameters have."""
+    known = {key: p for key, p in _parameters(name, function).items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    has = f"it has {', '.join(known) or 'none'}"
+    for key in given:
+        if key not in known:
+            near = get_close_matches(key, known, n=3)
+            raise ValueError(f"{name} has no value {key!r}; {f'did you mean {near[0]}? ' if near else ''}{has}")
+    for key, parameter in known.items():
+        if parameter.default is inspect.Parameter.empty and key not in given:
+            raise ValueError(f"{name} needs the value {key!r}: give it under `values:`")
+    return {key: _value(name, key, known[key].annotation, value) for key, value in given.items()}
+
+
+def _value(name: str, key: str, annotation: Any, given: Any) -> Any:
+    if isinstance(given, bool) and annotation is not bool:
+        raise ValueError(f"the value {key!r} of {name} is {given!r}, but it should not be true or false")
+    try:
+        value = TypeAdapter[Any](annotation).validate_python(given)
+    except ValidationError as error:
+        raise ValueError(f"the value {key!r} of {name} is {given!r}: {error.errors()[0]['msg'].lower()}") from error
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"the value {key!r} of {name} is {given!r}, but it should be a finite number")
+    return value

@@ -1,0 +1,151 @@
+"""Episodes: policy and environment in turns, many side by side through one engine, without a barrier between turns.
+
+It draws no random numbers, and which episode's turn ends first changes no other episode.
+"""
+
+import copy
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from transformers import PreTrainedTokenizerFast
+
+from data.tokenizer import decode, encode_observation
+from stages.environments.base import BaseEnvironment, GraderError, Task
+from stages.rollout.config import SamplingConfig
+from stages.rollout.engine import Completion, Engine, Request
+
+
+@dataclass(frozen=True)
+class Start:
+    """An episode to be played."""
+
+    task: Task
+    """A row."""
+    prompt: Sequence[int]
+    """Ids of what the policy sees first: the row's prompt, or a perturbed copy of it."""
+    seed: int
+
+
+@dataclass
+class Played:
+    """An episode that was played."""
+
+    start: Start
+    observations: list[list[int]] = field(default_factory=list[list[int]])
+    """Ids of what the environment said before each turn but the first."""
+    completions: list[Completion] = field(default_factory=list[Completion])
+    """What the policy said, turn by turn, as sampled."""
+    said: list[str] = field(default_factory=list[str])
+    """The same as text, without special tokens."""
+    answered: list[str] = field(default_factory=list[str])
+    """`observations` as text."""
+    reward: float = 0.0
+    """The environment's, the sum over the turns; a turn that was cut is not put to it."""
+    parsed: bool = False
+    """Whether the environment found an answer in the last turn."""
+    finished: bool = False
+    """Whether the last turn ended by itself and the environment was done."""
+    error: str = ""
+    """Of the grader, where it failed: then the reward means nothing."""
+
+    @property
+    def tokens(self) -> list[int]:
+        """All that the policy said, end to end."""
+        return [token for completion in self.completions for token in completion.tokens]
+
+    @property
+    def text(self) -> str:
+        """The episode after its prompt, for a person to read: a line for each turn and each observation."""
+        return "\n".join([self.said[0], *(f"{o}\n{s}" for o, s in zip(self.answered, self.said[1:], strict=True))])
+
+
+def play_episodes(
+    engine: Engine,
+    tokenizer: PreTrainedTokenizerFast,
+    environment: BaseEnvironment,
+    starts: Sequence[Start],
+    sampling: SamplingConfig,
+    *,
+    greedy: bool = False,
+    noise: float = 0.0,
+    on_progress: Callable[[int], None],
+) -> list[Played]:
+    """Play all, in their order. `on_progress` is told how many have ended, also after each turn that is graded.
+
+    An episode ends when the environment is done, when a turn is cut (by `max_new_tokens` or the context), when what
+    the environment answers leaves no room in the context, or with the environment's `max_turns`. Raises ValueError
+    that names the row, for an answer of the environment that the tokenizer cannot take.
+    """
+    engine.start(sampling, greedy=greedy, noise=noise)
+    several = environment.max_turns > 1
+    flights = [Flight(start, environment, tokenizer, engine.context) for start in starts]
+    for key, start in enumerate(starts):
+        engine.add(key, Request(start.prompt, start.seed, session=key if several else None))
+    ended = 0
+    while ended < len(starts):
+        for key, completion in engine.step():
+            flight = flights[key]
+            if flight.hear(completion):
+                engine.add(key, Request(flight.prompt, turn_seed(starts[key].seed, flight.turn), session=key))
+            else:
+                ended += 1
+                if several:
+                    engine.release([key])
+            on_progress(ended)
+        on_progress(ended)
+    return [flight.played for flight in flights]
+
+
+def turn_seed(seed: int, turn: int) -> int:
+    """The seed of a turn's request: the episode's own for the first, 63 bits that follow from it for the others."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{turn}".encode()).digest()[:8]) >> 1 if turn else seed
+
+
+class Flight:
+    """One episode in flight, with an environment of its own."""
+
+    def __init__(
+        self, start: Start, environment: BaseEnvironment, tokenizer: PreTrainedTokenizerFast, context: int
+    ) -> None:
+        # A shallow copy: data that the environment holds is shared, and `reset` sets what a turn changes.
+        self.environment, self.tokenizer, self.context = copy.copy(environment), tokenizer, context
+        self.prompt, self.turn = list(start.prompt), 0
+        self.played = Played(start)
+        self.environment.reset(task=start.task)
+
+    def hear(self, completion: Completion) -> bool:
+        """Take a turn of the policy; whether there is another one, after `prompt`."""
+        played = self.played
+        said = decode(self.tokenizer, completion.tokens)
+        played.completions.append(completion)
+        played.said.append(said)
+        played.parsed = False
+        if not completion.finished:
+            return False
+        try:
+            observation, reward, done, info = self.environment.step(said)
+        except GraderError as error:
+            played.error, played.finished = str(error) or "the grader failed", True
+            return False
+        played.reward += reward
+        played.parsed = bool(info["parsed"])
+        self.turn += 1
+        if done or self.turn == self.environment.max_turns:
+            played.finished = done
+            return False
+        return self._go_on(observation, completion.tokens)
+
+    def _go_on(self, observation: str, said: list[int]) -> bool:
+        """Put the observation behind what was said; False when the context has no room for another turn."""
+        try:
+            between = encode_observation(self.tokenizer, observation, said)
+        except ValueError as error:
+            name = self.played.start.task["id"]
+            raise ValueError(f"row {name}: {self.environment.name} answers {observation!r}: {error}") from error
+        if len(self.prompt) + len(said) + len(between) >= self.context:
+            return False
+        self.prompt = [*self.prompt, *said, *between]
+        self.played.observations.append(between)
+        self.played.answered.append(observation)
+        return True
