@@ -1,6 +1,7 @@
 """Python files of the user's own, named in a config or beside it: executed as they are, wherever they lie."""
 
 import sys
+import traceback
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
@@ -22,17 +23,17 @@ def load_file(path: Path) -> ModuleType:
     try:
         exec(compile(source, str(path), "exec"), module.__dict__)
     except Exception as error:
-        raise ValueError(f"{path}{_line(error, path)}: {type(error).__name__}: {error}") from error
+        raise ValueError(_problem(error, path)) from error
     return module
 
 
-def _line(error: BaseException, path: Path) -> str:
-    """`:12`, the last line of the file that was under way."""
+def _problem(error: Exception, path: Path) -> str:
+    """What failed, and in which line of the file."""
     if isinstance(error, SyntaxError):
-        return f":{error.lineno}"
-    lines, trace = list[int](), error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == str(path):
-            lines.append(trace.tb_lineno)
-        trace = trace.tb_next
-    return f":{lines[-1]}" if lines else ""
+        return f"{path}:{error.lineno}: {error.msg}"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    text = f"{path}:{lines[-1]}: " if lines else f"{path}: "
+    text += f"{type(error).__name__}: {error}"
+    if isinstance(error, ImportError):
+        text += f"; import it inside the function: the file is also read where there is no {error.name}"
+    return text

@@ -37,15 +37,16 @@ class Trajectories:
     prompt_lengths: npt.NDArray[np.int32]
     """[n], tokens before the first one of the policy."""
     rewards: npt.NDArray[np.float32]
-    """[n], the weighted sum of the terms."""
+    """[n], the weighted sum of the terms; in an episode of several turns, of the whole episode."""
     terms: npt.NDArray[np.float32]
-    """[n, reward terms], each before its weight; what they are is in the file's attribute `terms`."""
+    """[n, reward terms], each before its weight; their names are in the file's attribute `terms`. NaN where one failed;
+    then `graded` is false."""
     finished: npt.NDArray[np.bool_]
-    """[n], whether the last turn ended by itself."""
+    """[n], whether the last turn ended by itself and the environment was done."""
     limits: npt.NDArray[np.int32]
     """[n], tokens that the policy might have chosen."""
     graded: npt.NDArray[np.bool_]
-    """[n], false where the grader failed: the reward is then 0 and means nothing."""
+    """[n], false where the grader or a term failed: the reward is then 0 and means nothing."""
     groups: npt.NDArray[np.int32]
     """[n], place of the prompt in its step; sequences of one group have one prompt."""
     seeds: npt.NDArray[np.int64]
@@ -66,6 +67,12 @@ class Trajectories:
     def lengths(self) -> npt.NDArray[np.int64]:
         """[n], tokens of prompt and completion."""
         return np.diff(self.offsets)
+
+    @property
+    def turns(self) -> npt.NDArray[np.int64]:
+        """[n], turns of the policy: stretches of tokens that it chose."""
+        before = np.concatenate([[False], self.mask])[:-1]
+        return np.diff(np.concatenate([[0], np.cumsum(self.mask & ~before)])[self.offsets])
 
     @property
     def completion_lengths(self) -> npt.NDArray[np.int64]:

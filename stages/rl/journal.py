@@ -1,6 +1,6 @@
 """Rollouts on disk as soon as they are played: after a kill they are read back, and none is played or trained twice."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from checkpoints.commit import commit
@@ -13,9 +13,10 @@ FOLDER = "trajectories"
 class Journal:
     """One HDF5 file for each step, round and rank. Each rank writes its own."""
 
-    def __init__(self, folder: Path, job: Job, environment_hash: str) -> None:
-        """`folder` is the attempt's."""
+    def __init__(self, folder: Path, job: Job, environment_hash: str, terms: Sequence[str]) -> None:
+        """`folder` is the attempt's; `terms` are the names of the reward's."""
         self.folder, self.job, self.environment_hash = folder / FOLDER, job, environment_hash
+        self.terms = ",".join(terms)
 
     def resume(self, step: int) -> None:
         """Before going on after `step`: drop what another number of ranks has played beyond it. Rank 0 calls it.
@@ -42,6 +43,7 @@ class Journal:
             "world_size": self.job.world_size,
             "policy_version": version,
             "environment_hash": self.environment_hash,
+            "terms": self.terms,
         }
         if path.exists():
             trajectories, found = read_trajectories(path)

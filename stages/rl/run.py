@@ -34,6 +34,7 @@ from stages.trainer.device import any_rank, distributed
 from stages.trainer.export import weights_digest
 from stages.trainer.learner import Learner
 from stages.trainer.policy import load_policy
+from stages.trainer.reference import load_reference
 
 
 def run(config: StageConfig, inputs: dict[str, Result], folder: Path, job: Job) -> None:
@@ -60,13 +61,15 @@ def _train(
     learner = Learner(
         policy, rl.optimizer, rl.learning_rate, total_steps, job, rl.activation_checkpointing, rl.checkpoint.keep
     )
+    reference = load_reference(inputs["sft"].folder / "model", job) if algorithm.needs_reference else None
     first, saved = learner.resume(folder / "checkpoints") or (0, {})
     state = State(**saved)
     engine = make_engine(learner, tokenizer)
     known = encode_prompt(tokenizer, environment.reset(task=train.slice(0, 1).to_pylist()[0])[0])
     gate = Gate(learner, engine, rl.sampling, known)
     player = Player(config, engine, tokenizer, environment, job)
-    journal = Journal(folder, job, hash_of_environment)
+    names = [term.name for term in player.terms]
+    journal = Journal(folder, job, hash_of_environment, names)
     rounds = Rounds(config, algorithm, train, player, journal, job)
     if job.is_first:
         journal.resume(first)
@@ -79,12 +82,13 @@ def _train(
         refresh(engine, learner, state.policy_version)
         gate.check_generation(state.policy_version)
         rollouts = rounds.play(step, state)
-        summary = summarise(rollouts.everything, rollouts.prompts)
+        summary = summarise(rollouts.everything, rollouts.prompts, names, environment.max_turns)
         values = summary.metrics | rollouts.metrics
         values |= gate.check_rollouts(rollouts.everything, step, state.policy_version)
         played = time.monotonic()
 
-        experience = make_experience(policy, algorithm, rollouts.kept, rl)
+        began = reference if state.policy_version else policy  # which no update has moved yet
+        experience = make_experience(policy, algorithm, rollouts.kept, rl, began)
         prepared = time.monotonic()
         values |= experience.metrics | update(learner, algorithm, experience, rl, (config.seed, step))
 

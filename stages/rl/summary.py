@@ -8,21 +8,24 @@ import numpy.typing as npt
 
 from data.trajectories import Trajectories
 from stages.algorithms.algorithm import Algorithm
+from stages.environments.rewards import VERIFIER
 from stages.trainer.device import largest, total
 
 MAX_FAILED_SHARE = 0.5
-"""Of a step's samples; with more of them ungraded the grader is broken, not a prompt."""
+"""Of the samples of a step that were put to the grader; with more of them ungraded it is broken, not a prompt."""
 OWN_METRICS = frozenset(
     {
         *("reward", "success", "finished", "grader_failures", "prompts_set_aside", "groups_without_signal"),
         *("completion_length", "completion_length_shortest", "completion_length_longest"),
         *("samples_skipped", "parity", "learning_rate", "gradient_norm", "importance_ratio_max"),
-        *("rounds", "groups_kept"),
+        *("rounds", "groups_kept", "turns"),
         *("tokens", "tokens_per_second", "rollout_tokens_per_second", "update_tokens_per_second"),
         *("seconds_rollout", "seconds_experience", "seconds_update"),
     }
 )
 """Metrics of the stage, whatever the algorithm."""
+PREFIX = "reward/"
+"""Before the metrics of a term of the reward: `reward/verifier_mean`."""
 
 
 class Summary(NamedTuple):
@@ -35,31 +38,35 @@ class Summary(NamedTuple):
     """Ids of the prompts of which a sample could not be graded."""
 
 
-def summarise(trajectories: Trajectories, ids: Sequence[str]) -> Summary:
-    """Sum up a step whose prompts had these `ids`. All ranks call it together.
+def summarise(trajectories: Trajectories, ids: Sequence[str], terms: Sequence[str], max_turns: int = 1) -> Summary:
+    """Sum up a step whose prompts had these `ids`, and whose reward had these terms. All ranks call it together.
 
-    Raises RuntimeError when the grader failed on more than MAX_FAILED_SHARE of the samples.
+    Raises RuntimeError when the grader or a term failed on more than MAX_FAILED_SHARE of the samples.
     """
     graded = trajectories.graded
     failed = np.bincount(trajectories.groups[~graded], minlength=len(ids))
     rewards, lengths = trajectories.rewards[graded], trajectories.completion_lengths
+    succeeded = trajectories.terms[graded, terms.index(VERIFIER)] if VERIFIER in terms else rewards
     groups, agreeing = groups_without_signal(rewards, trajectories.groups[graded])
-    samples, count, tokens, reward, success, finished, groups, agreeing, *failed_by_prompt = total(
+    samples, put, count, tokens, reward, success, finished, groups, agreeing, *failed_by_prompt = total(
         len(trajectories),
+        int((trajectories.finished | ~graded).sum()),
         int(graded.sum()),
         int(lengths.sum()),
         float(rewards.sum()),
-        int((rewards >= 1).sum()),
+        int((succeeded >= 1).sum()),
         int(trajectories.finished.sum()),
         groups,
         agreeing,
         *failed.tolist(),
     )
     failed_ids = [name for name, failures in zip(ids, failed_by_prompt, strict=True) if failures]
-    if samples - count > MAX_FAILED_SHARE * samples:
+    of_terms = term_metrics(trajectories, terms)
+    if samples - count > MAX_FAILED_SHARE * put:
+        broken = ", ".join(term for term in terms if of_terms[f"{PREFIX}{term}_failed"])
         raise RuntimeError(
-            f"the grader failed on {samples - count:.0f} of the {samples:.0f} samples of a step, for example of row "
-            f"{failed_ids[0]}; the log says why"
+            f"the grader failed on {samples - count:.0f} of the {put:.0f} samples of a step that were put to it"
+            f"{f', the term {broken}' if broken else ''}, for example of row {failed_ids[0]}; the log says why"
         )
     metrics = {
         "reward": reward / count,
@@ -71,8 +78,31 @@ def summarise(trajectories: Trajectories, ids: Sequence[str]) -> Summary:
         "finished": finished / samples,
         "grader_failures": samples - count,
         "tokens": tokens,
+        **of_terms,
     }
+    if max_turns > 1:
+        metrics["turns"] = total(int(trajectories.turns.sum()))[0] / samples
     return Summary(metrics, int(tokens), failed_ids)
+
+
+def term_metrics(trajectories: Trajectories, terms: Sequence[str]) -> dict[str, float]:
+    """Mean and standard deviation of each term over the graded samples, and the share of all on which it failed."""
+    columns, graded = trajectories.terms.astype(np.float64), trajectories.graded
+    values = columns[graded]
+    samples, count, *sums = total(
+        len(graded),
+        int(graded.sum()),
+        *values.sum(axis=0).tolist(),
+        *(values**2).sum(axis=0).tolist(),
+        *np.isnan(columns).sum(axis=0).tolist(),
+    )
+    metrics: dict[str, float] = {}
+    for term, sum_of, squares, failed in zip(terms, *np.array_split(sums, 3), strict=True):
+        mean = sum_of / max(count, 1)
+        metrics[f"{PREFIX}{term}_mean"] = float(mean)
+        metrics[f"{PREFIX}{term}_std"] = float(np.sqrt(max(squares / max(count, 1) - mean**2, 0.0)))
+        metrics[f"{PREFIX}{term}_failed"] = float(failed / samples)
+    return metrics
 
 
 def groups_without_signal(rewards: npt.NDArray[np.float32], groups: npt.NDArray[np.int32]) -> tuple[int, int]:
@@ -85,6 +115,7 @@ def groups_without_signal(rewards: npt.NDArray[np.float32], groups: npt.NDArray[
 
 def check_metric_names(algorithm: Algorithm) -> None:
     """ValueError when an algorithm calls a metric by a name of the stage's own."""
-    taken = sorted(OWN_METRICS & (algorithm.experience_metrics.keys() | algorithm.update_metrics.keys()))
+    names = algorithm.experience_metrics.keys() | algorithm.update_metrics.keys()
+    taken = sorted(OWN_METRICS & names) + sorted(name for name in names if name.startswith(PREFIX))
     if taken:
         raise ValueError(f"{algorithm.name}: metrics: the rl stage has its own {', '.join(taken)}; choose another name")
