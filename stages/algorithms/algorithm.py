@@ -1,44 +1,21 @@
 """An algorithm that was loaded and checked: two lists of nodes in an order in which each can run."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from stages.algorithms.execute import Graph
 from stages.algorithms.kinds import Batch, Kind
-from stages.algorithms.operator import Operator
+from stages.algorithms.node import FORWARD, REFERENCE, Node
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 LOSS = "loss"
 """Name of the update's node that is minimised."""
-FORWARD = "policy_forward"
-REFERENCE = "reference_forward"
 VALUES = "values"
 """The output of `policy_forward` that needs a critic."""
-
-
-@dataclass(frozen=True)
-class Node:
-    """One operator at work."""
-
-    name: str
-    operator: Operator
-    takes: dict[str, str]
-    """By input, the quantity it gets: one of the given, `node`, or `node.output`."""
-    values: dict[str, Any]
-    wanted: frozenset[str] = frozenset()
-    """Names of its outputs that anyone takes."""
-
-    def run(self, batch: Batch, quantities: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
-        """Its outputs, by the names under which others take them."""
-        leading = [replace(batch, wanted=self.wanted)] if self.operator.takes_batch else []
-        inputs = {name: quantities[source] for name, source in self.takes.items()}
-        result = self.operator.function(*leading, **inputs, **self.values)
-        if "" in self.operator.outputs:
-            return {self.name: result}
-        return {f"{self.name}.{output}": getattr(result, output) for output in self.wanted}
 
 
 @dataclass(frozen=True)
@@ -93,19 +70,41 @@ class Algorithm:
         With `resample` it needs no forward pass, so a round of rollouts can be judged before the step is whole.
         """
         assert self.skip_where_zero is not None, "only an algorithm with skip_where_zero selects"
-        return _run(self.selection, batch, given)[self.skip_where_zero]
+        return self._selection.run(batch, given, self.kinds)[self.skip_where_zero]
 
     def run_experience(self, batch: Batch, given: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
-        """The given quantities and all that the experience makes of them. Call it without gradient."""
-        return _run(self.experience, batch, given)
+        """The given quantities and all that the experience makes of them. Call it without gradient, on all ranks."""
+        return self._experience.run(batch, given, self.kinds)
 
     def run_update(self, batch: Batch, carried: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
-        """The carried quantities of a micro-batch and all that the update makes of them, `loss` among it."""
-        return _run(self.update, batch, carried)
+        """The carried quantities of a micro-batch and all that the update makes of them, `loss` among it.
 
+        Raises ArithmeticError that names the first node whose output is not finite when the loss is not.
+        """
+        made = self._update.run(batch, carried, self.kinds)
+        if not bool(made[LOSS].isfinite()):
+            raise ArithmeticError(self._not_finite(made))
+        return made
 
-def _run(nodes: tuple[Node, ...], batch: Batch, known: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
-    quantities = dict(known)
-    for node in nodes:
-        quantities |= node.run(batch, quantities)
-    return quantities
+    def _not_finite(self, made: Mapping[str, "Tensor"]) -> str:
+        wrong = [name for name, quantity in made.items() if not bool(quantity.isfinite().all())]
+        for node in self.update:
+            if any(name.partition(".")[0] == node.name for name in wrong):
+                taken = ", ".join(source for source in node.takes.values() if source in wrong) or "none"
+                text = (
+                    f"{node.where}: {node.operator.name} gave a value that is not finite; of what it takes, such is: "
+                )
+                return text + taken
+        raise AssertionError("the loss is one of them")
+
+    @cached_property
+    def _experience(self) -> Graph:
+        return Graph(self.experience)
+
+    @cached_property
+    def _selection(self) -> Graph:
+        return Graph(self.selection)
+
+    @cached_property
+    def _update(self) -> Graph:
+        return Graph(self.update)

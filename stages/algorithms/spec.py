@@ -1,6 +1,7 @@
 """An algorithm file as it is written: read from YAML, its form checked, its meaning not yet."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ import yaml
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
 
 from data.section import Section
+
+SHIPPED = Path(__file__).parent
 
 
 class NodeSpec(Section):
@@ -53,6 +56,24 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+def find_algorithm(name: str) -> Path:
+    """The file of a shipped algorithm by its name, or the file at a path. Raises ValueError naming what is shipped."""
+    shipped = sorted(path.stem for path in SHIPPED.glob("*.yaml"))
+    path = SHIPPED / f"{name}.yaml" if name in shipped else Path(name)
+    if not path.is_file():
+        raise ValueError(
+            f"rl.algorithm: {name!r} is neither a shipped algorithm ({', '.join(shipped)}) nor a file"
+            f"{near(name, shipped)}"
+        )
+    return path
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """What may have been meant by `name`, as the end of a message."""
+    close = get_close_matches(name, list(known), n=3)
+    return f"; did you mean {' or '.join(close)}?" if close else ""
+
+
 def read_spec(path: Path) -> AlgorithmSpec:
     """The file at `path`. Raises ValueError naming the file, the line or key, and the keys that there are."""
     try:
@@ -62,9 +83,22 @@ def read_spec(path: Path) -> AlgorithmSpec:
     if not isinstance(content, dict):
         raise ValueError(f"{path}: an algorithm file has the keys {', '.join(AlgorithmSpec.model_fields)}")
     try:
-        return AlgorithmSpec.model_validate(content)
+        spec = AlgorithmSpec.model_validate(content)
     except ValidationError as error:
         raise ValueError("\n".join(_problem(path, problem) for problem in error.errors())) from error
+
+    if "algorithm" in spec.settings:
+        raise ValueError(f"{path}: settings.algorithm: a file is one algorithm, and does not name another")
+    return spec
+
+
+def operator_files(path: Path, spec: AlgorithmSpec) -> list[Path]:
+    """The user's own Python files that the algorithm file at `path` names. Raises ValueError where one is not there."""
+    files = [(path.parent / name).resolve() for name in spec.operators]
+    for name, file in zip(spec.operators, files, strict=True):
+        if file.suffix != ".py" or not file.is_file():
+            raise ValueError(f"{path}: operators: {name!r} is no Python file; it is looked for as {file}")
+    return files
 
 
 def _problem(path: Path, problem: Any) -> str:
