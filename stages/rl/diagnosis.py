@@ -9,15 +9,17 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from data.packing import Packed, pack
 from stages.rollout.config import SamplingConfig
 from stages.rollout.engine import Engine, Request, generate
 from stages.rollout.insides import Parted, first_parted, outputs, parted_weights
 from stages.rollout.parity import Limit, differences, places_in_words
-from stages.trainer.attention import logits
+from stages.trainer.attention import hidden_states, logits
 from stages.trainer.learner import Learner
+from stages.trainer.packed import PackedContext
 from stages.trainer.policy import Policy
 
 NUM_PROBED = 8
@@ -36,10 +38,11 @@ ADVICE = {
     "rope": "Compare rope_theta and the scaling of rope in both config.json, and the positions that the engine counts.",
     "attention": "If the weights agree, it is the mask, the scale or the kernel: try another attention backend.",
     "mlp": "If the weights agree, it is the activation or a fused kernel: try the engine without compilation.",
+    "kernels": "Weights and modules agree: what the engine computes its layers with differs. Try engine.compile=false.",
     "model": "The engine does not show its insides: try engine.name=torch, which does, then the engine in float32.",
     "cache": "Try the engine without reuse of prefixes, and with another attention backend.",
     "temperature": "The engine must give log-probabilities of the tempered distribution, without top-k and top-p.",
-    "sampling": "What is greedy agrees and what is sampled does not: see what else the engine does to its logits.",
+    "sampling": "The model agrees and the choice of tokens does not: see what the engine does to logits before it draws.",
     "tokens": "Both agree now: other weights made these tokens, or they have changed since. Start the step anew.",
 }
 """What to try, by the part in which engine and policy part."""
@@ -93,18 +96,19 @@ def diagnose(
     engine: Engine, learner: Learner, sampling: SamplingConfig, evidence: Evidence, version: int, limit: Limit
 ) -> Diagnosis:
     """Look where they part. All ranks call it together, each with evidence of its own."""
-    model: nn.Module | None = getattr(engine, "model", None)
-    probe = _Probe(engine, learner.policy, sampling, limit)
-    weights, count = parted_weights(
-        learner.policy.model, learner.full_weights(), None if model is learner.policy.model else model
-    )
-    prefix = evidence.prefix
-    with outputs(model, len(prefix)) as theirs:
-        answers = probe.ask(prefix, greedy=True, requests=1, tokens=1)
+    model = getattr(engine, "model", None)
+    own = model is learner.policy.model
+    shown = model if isinstance(model, PreTrainedModel) and not own else None
+    weights, count = parted_weights(learner.policy.model, learner.full_weights(), shown)
+    probe, prefix = _Probe(engine, learner.policy, sampling, limit), evidence.prefix
+    answers = probe.ask(prefix, greedy=True, requests=1, tokens=1)
     with outputs(learner.policy.model, len(prefix)) as ours:
         prefill = probe.apart(prefix, answers, greedy=True)
-    module = first_parted(ours, theirs, limit.tolerance)
-    decode = probe.apart(evidence.prompt, probe.ask(evidence.prompt, greedy=True, requests=1), greedy=True)
+    module = None if shown is None else first_parted(ours, _modules(shown, prefix), limit.tolerance)
+    answers = probe.ask(evidence.prompt, greedy=True, requests=1)
+    decode = probe.apart(evidence.prompt, answers, greedy=True)
+    likely, best = greedy_logprobs(learner.policy, pack([(evidence.prompt, answers[0][0])]))
+    chosen = differences(best, likely) / 2
     answers = probe.ask(evidence.prompt, greedy=False, requests=NUM_PROBED)
     sampled = probe.apart(evidence.prompt, answers, greedy=False)
     fits = [probe.apart(evidence.prompt, answers, greedy=False, temperature=t).mean() for t in TEMPERATURES]
@@ -115,20 +119,24 @@ def diagnose(
     elif weights:
         part = max(weights, key=lambda weight: weight.difference).part
     elif limit.exceeded(prefill):
-        part = module.part if module else "head" if theirs else "model"
+        part = module.part if module else "kernels" if own or shown else "model"
     elif limit.exceeded(decode):
         part = "cache"
     elif limit.exceeded(sampled):
         part = "temperature" if min(fits) < sampled.mean() / 4 else "sampling"
+    elif limit.exceeded(chosen):
+        part = "sampling"
     else:
         part = "tokens"
+    unseen = "the policy's own" if own else "the engine shows none"
     table = [
         ("tokens", places_in_words(evidence.apart > limit.largest)),
         ("version", f"{version} of the policy, {engine.version} of the engine"),
-        ("weights", _weights_in_words(weights, count, model is learner.policy.model)),
+        ("weights", _weights_in_words(weights, count) if shown else unseen),
         ("prefill", probe.in_words(prefill)),
-        ("modules", _module_in_words(module) if theirs else "the engine shows none"),
+        ("modules", _module_in_words(module) if shown else unseen),
         ("decode", probe.in_words(decode)),
+        ("greedy", f"the policy likes others better by {2 * chosen.max():.1e} nats"),
         ("sampled", probe.in_words(sampled)),
         ("temperature", f"{sampling.temperature:g} is set, {temperature:g} fits best"),
     ]
@@ -170,11 +178,17 @@ class _Probe:
         return f"{'parts' if self.limit.exceeded(apart) else 'agrees'}, by at most {apart.max():.1e} nats"
 
 
-def _weights_in_words(weights: list[Parted], count: int, own: bool) -> str:
-    if own:
-        return "the engine computes with the policy's own"
-    if not count:
-        return "the engine shows none"
+def _modules(model: PreTrainedModel, prefix: list[int]) -> dict[str, Tensor]:
+    """What the modules of the engine's model give, called as the policy calls its own."""
+    packed = pack([(prefix, [])])
+    device = next(model.parameters()).device
+    tokens, positions = (torch.from_numpy(row)[None].to(device) for row in (packed.tokens, packed.positions))
+    with outputs(model, len(prefix)) as found:
+        hidden_states(model, tokens, positions, PackedContext(packed.lengths, device))
+    return found
+
+
+def _weights_in_words(weights: list[Parted], count: int) -> str:
     worst = sorted(weights, key=lambda weight: -weight.difference)[:3]
     names = "".join(f"; {weight.name} by {weight.difference:.1e}" for weight in worst)
     return f"{len(weights)} of {count} differ{names}"
@@ -182,5 +196,5 @@ def _weights_in_words(weights: list[Parted], count: int, own: bool) -> str:
 
 def _module_in_words(module: Parted | None) -> str:
     if module is None:
-        return "all before the head agree"
+        return "all agree when they are called as the policy calls its own"
     return f"{module.name} is the first that parts, by {module.difference:.1e} of its largest output"
