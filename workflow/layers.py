@@ -8,6 +8,8 @@ from typing import Any
 
 import yaml
 
+from stages.environments.rewards import own_file
+
 OVERRIDE = re.compile(r"[A-Za-z_]\w*(\.\w+)*=")
 PATHS = (
     ("model", "folder"),
@@ -67,6 +69,7 @@ def read_file(path: Path) -> Layer:
         raise ValueError(f"config file {path}: expected `key: value` lines, found {type(values).__name__}")
     for section, key in PATHS:
         _resolve(values, section, key, path.parent)
+    _resolve_terms(values, path.parent)
     lines, again = _lines(node)
     if again:
         key, line = again[0]
@@ -83,6 +86,7 @@ def read_override(text: str) -> Layer:
         raise ValueError(f"{text}: the value is not YAML: {error}") from error
     for part in reversed(key.split(".")):
         parsed = {part: parsed}
+    _resolve_terms(parsed, Path.cwd())
     return Layer(f"command line ({text})", parsed)
 
 
@@ -118,6 +122,17 @@ def _resolve(values: dict[str, Any], section: str, key: str, folder: Path) -> No
     beside = folder / found[key]
     if not Path(found[key]).exists() and beside.exists():
         found[key] = str(beside.resolve())
+
+
+def _resolve_terms(values: dict[str, Any], folder: Path) -> None:
+    """Make the user's own files among `rl.rewards` absolute, from the working directory or else from `folder`."""
+    section = values.get("rl")
+    rewards = section.get("rewards") if isinstance(section, dict) else None
+    for reward in rewards if isinstance(rewards, list) else []:
+        own = own_file(str(reward.get("term", ""))) if isinstance(reward, dict) else None
+        if own is not None:
+            path = Path(own[0]) if Path(own[0]).exists() else folder / own[0]
+            reward["term"] = f"{path.resolve()}:{own[1]}"
 
 
 def _lines(node: yaml.Node | None, above: Key = ()) -> tuple[dict[Key, int], list[tuple[Key, int]]]:

@@ -56,8 +56,12 @@ def _suggest(key: Key, root: type[BaseModel], values: Mapping[str, Any]) -> str:
     section: type[BaseModel] = root
     found: Any = values
     for part in key[:-1]:
+        if isinstance(found, list):  # the section is that of all its entries
+            found = found[int(part)]
+            continue
         found = found[part]
-        inner = section_class(section.model_fields[part].annotation, found)
+        annotation = section.model_fields[part].annotation
+        inner = section_class(typing.get_args(annotation)[0] if isinstance(found, list) else annotation, found)
         assert inner is not None, f"{key}: an unknown key lies in a section"
         section = inner
     valid = sorted(section.model_fields)

@@ -24,6 +24,7 @@ def check_config(run: RunConfig) -> None:
     check_model(run)
     check_rows(run)
     check_algorithm(run)
+    check_rewards(run)
     check_resources(run)
 
 
@@ -65,6 +66,13 @@ def check_algorithm(run: RunConfig) -> None:
     from stages.algorithms.load import load_algorithm
 
     load_algorithm(run.rl.algorithm)
+
+
+def check_rewards(run: RunConfig) -> None:
+    """The terms of the reward are there, the user's own too, and take the values that they are given."""
+    from stages.environments.rewards import load_terms
+
+    load_terms(run.rl.rewards)
 
 
 def check_resources(run: RunConfig) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from checkpoints.manifest import digest, file_digest
 from slurm.attempt import Request
 from slurm.fingerprint import code_digest
+from stages.environments.rewards import own_file
 from workflow.config import INPUTS, RunConfig
 from workflow.layers import PATHS, Key
 from workflow.paths import RunPaths
@@ -66,6 +67,10 @@ def file_digests(config: Mapping[str, Any]) -> dict[str, str]:
         if value and Path(value).exists():
             path = Path(value)
             found[f"{section}.{key}"] = _model_digest(path) if path.is_dir() else file_digest(path)
+    for reward in config.get("rl", {}).get("rewards", ()):
+        own = own_file(reward["term"])
+        if own is not None and Path(own[0]).exists():
+            found[f"rl.rewards {own[0]}"] = file_digest(Path(own[0]))
     return found
 
 

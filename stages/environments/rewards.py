@@ -138,6 +138,8 @@ def load_terms(rewards: Sequence[RewardConfig]) -> list[Term]:
             terms.append(Term(name, reward.weight, partial(function, **_values(name, function, reward.values))))
         except ValueError as error:
             raise ValueError(f"rl.rewards[{place}]: {error}") from error
+    if not terms:
+        raise ValueError("rl.rewards is empty; leave it out for the environment's own reward")
     names = [loaded.name for loaded in terms]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"rl.rewards: {', '.join(twice)} is there twice, and could not be told apart in the metrics")
@@ -196,7 +198,7 @@ def _values(name: str, function: Function, given: Mapping[str, Any]) -> dict[str
     for key in given:
         if key not in known:
             near = get_close_matches(key, known, n=3)
-            raise ValueError(f"{name} has no value {key!r}; {f'did you mean {near[0]}? ' if near else ''}{has}")
+            raise ValueError(f"{name} has no value {key!r}; {has}{f'; did you mean {near[0]}?' if near else ''}")
     for key, parameter in known.items():
         if parameter.default is inspect.Parameter.empty and key not in given:
             raise ValueError(f"{name} needs the value {key!r}: give it under `values:`")

@@ -32,7 +32,7 @@ class RLConfig(Section):
     """Prompts of one step over all ranks."""
     samples_per_prompt: PositiveInt = 8
     sampling: SamplingConfig = SamplingConfig()
-    rewards: tuple[RewardConfig, ...] = Field(default=(RewardConfig(term="verifier"),), min_length=1)
+    rewards: tuple[RewardConfig, ...] = (RewardConfig(term="verifier"),)
     """The terms of the reward, which is their weighted sum; by default the environment's own."""
     micro_batch_tokens: PositiveInt = 8192
     """Tokens of one forward pass on one rank."""

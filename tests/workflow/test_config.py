@@ -97,8 +97,8 @@ def test_all_mistakes_are_told_at_once(write):
 
 
 def test_an_unknown_kind_of_environment_lists_the_kinds(write):
-    assert "`environment.name` should be one of 'arithmetic', 'rows'" in refused("environment.name=chess")
-    assert "`environment.name` should be one of 'arithmetic', 'rows'" in refused(write("environment: {modulus: 3}"))
+    assert "`environment.name` should be one of 'arithmetic', 'guess', 'rows'" in refused("environment.name=chess")
+    assert "`environment.name` should be one of 'arithmetic', 'guess', 'rows'" in refused(write("environment: {modulus: 3}"))
 
 
 @pytest.mark.parametrize(
