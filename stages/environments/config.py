@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, JsonValue, PositiveInt
+from pydantic import Field, PositiveInt
 
 from data.section import Section
 
@@ -53,7 +53,7 @@ class RewardConfig(Section):
     term: str
     """A shipped term, or a function of your own: `my_rewards.py:brevity`, from the folder of the config file."""
     weight: float = 1.0
-    values: dict[str, JsonValue] = Field(default={})
+    values: dict[str, bool | int | float | str | list[int] | list[float] | list[str]] = Field(default={})
     """The term's settings, by name."""
 
 
