@@ -1,0 +1,348 @@
+"""How a graph runs: side by side, in order where it must, and with the same bits as one after the other."""
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch import Tensor
+
+from stages.algorithms.algorithm import Algorithm
+from stages.algorithms.kinds import Batch, Kind, PolicyOutputs
+from stages.algorithms.load import load_algorithm
+from stages.algorithms.node import NodeError
+
+OWN = """
+import threading
+import time
+
+from stages.algorithms.kinds import Batch, PerSample, PerToken, Scalar
+from stages.algorithms.operator import operator
+
+both, calls = threading.Barrier(2), []
+
+@operator()
+def meet(of: PerToken) -> PerToken:
+    both.wait(timeout=10)
+    return of * 1.5
+
+@operator()
+def bend(of: PerToken, *, by: float = 1.0) -> PerToken:
+    calls.append(threading.current_thread().name)
+    return (of * by).exp() + of * of
+
+@operator()
+def shaky(of: PerToken, *, failures: int) -> PerToken:
+    calls.append(0)
+    if len(calls) <= failures:
+        raise OSError("the disk is away")
+    return of
+
+@operator()
+def slow(of: PerToken, *, seconds: float) -> PerToken:
+    time.sleep(seconds)
+    return of
+
+@operator(whole_batch=True)
+def agree(batch: Batch, of: PerToken) -> PerToken:
+    calls.append(threading.current_thread().name)
+    return of + batch.reduce(of.sum())
+
+@operator()
+def cheat(batch: Batch, of: PerToken) -> PerToken:
+    return of + batch.reduce(of.sum())
+
+@operator()
+def short(of: PerToken) -> PerToken:
+    return of[:2]
+
+@operator()
+def number(of: PerToken) -> Scalar:
+    return 3.0
+
+@operator()
+def logarithm(of: PerToken) -> PerToken:
+    return of.log()
+
+@operator()
+def mean(of: PerToken) -> Scalar:
+    return of.mean()
+"""
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Any:
+    """An algorithm of these sections, with the operators above."""
+
+    def algorithm(**sections: Any) -> Algorithm:
+        (tmp_path / "own.py").write_text(OWN)
+        update = {"policy": {"operator": "policy_forward"}, **sections.pop("update", {})}
+        update.setdefault("loss", {"operator": "mean", "takes": {"of": "policy.logprobs"}})
+        content = {"operators": ["own.py"], **sections, "update": update}
+        (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+        return load_algorithm(str(tmp_path / "mine.yaml"))
+
+    return algorithm
+
+
+def node(operator: str, of: str, **more: Any) -> dict[str, Any]:
+    return {"operator": operator, "takes": {"of": of}, **more}
+
+
+def batch(logprobs: Tensor) -> Batch:
+    lengths = torch.tensor([len(logprobs)])
+    outputs = PolicyOutputs(logprobs, logprobs.square(), logprobs.exp())
+    return Batch(lengths, torch.tensor([0]), 1, len(logprobs), 1, lambda t: t, lambda _: outputs)
+
+
+def given_tensors(count: int) -> dict[str, Tensor]:
+    return {"rollout_logprobs": torch.linspace(-2, -0.1, count), "reward": torch.ones(1)}
+
+
+def test_branches_run_side_by_side_in_the_experience_and_in_the_update(make: Any) -> None:
+    experience = {"a": node("meet", "rollout_logprobs"), "b": node("meet", "rollout_logprobs")}
+    update = {
+        "left": node("meet", "policy.logprobs"),
+        "right": node("meet", "policy.logprobs"),
+        "sum": {"operator": "importance_ratio", "takes": {"new": "left", "old": "right"}},
+        "loss": node("mean", "sum"),
+    }
+    algorithm = make(experience=experience, update=update, metrics={"a": "a", "b": "b"})
+    for _ in range(3):  # each waits for the other, so one after the other would never end
+        logprobs = torch.linspace(-1, 0, 5, requires_grad=True)
+        known = algorithm.run_experience(batch(logprobs), given_tensors(5))
+        torch.testing.assert_close(known["a"], known["rollout_logprobs"] * 1.5)
+        assert algorithm.run_update(batch(logprobs), known)["loss"].requires_grad
+
+
+def branches(count: int) -> dict[str, Any]:
+    """`count` branches over the same log-probabilities, summed up two by two."""
+    nodes: dict[str, Any] = {}
+    for index in range(count):
+        nodes[f"x{index}"] = node("bend", "policy.logprobs", values={"by": 0.1 + 0.37 * index})
+        nodes[f"y{index}"] = {"operator": "importance_ratio", "takes": {"new": f"x{index}", "old": "policy.entropy"}}
+        nodes[f"m{index}"] = node("token_mean", f"y{index}")
+        other = f"s{index - 1}" if index else f"m{index}"
+        takes = {"base": f"m{index}", "other": other}
+        nodes[f"s{index}"] = {"operator": "add", "takes": takes, "values": {"weight": 0.7}}
+    nodes["loss"] = {
+        "operator": "add",
+        "takes": {"base": f"s{count - 1}", "other": f"s{count - 1}"},
+        "values": {"weight": 1},
+    }
+    return nodes
+
+
+def learn(algorithm: Algorithm, one_after_the_other: bool) -> tuple[Tensor, Tensor]:
+    """The loss, and the gradient of weights that the policy's outputs are made of."""
+    generator = torch.Generator().manual_seed(4)
+    weights = torch.randn(64, 501, generator=generator).requires_grad_()
+    logprobs = -(weights * torch.randn(64, 1, generator=generator)).sum(0).square() * 0.01
+    if one_after_the_other:
+        made = dict[str, Tensor]()
+        for each in algorithm.update:
+            made |= each.run(batch(logprobs), made, {Kind.TOKEN: 501, Kind.SAMPLE: 1, Kind.GROUP: 1})
+    else:
+        made = algorithm.run_update(batch(logprobs), {})
+    made["loss"].backward()
+    assert weights.grad is not None
+    return made["loss"].detach(), weights.grad
+
+
+def test_loss_and_gradient_are_bit_for_bit_those_of_one_thread(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm = make(update=branches(7))
+    loss, wanted = learn(algorithm, one_after_the_other=True)
+    for _ in range(20):
+        found_loss, found = learn(algorithm, one_after_the_other=False)
+        assert torch.equal(found_loss, loss) and torch.equal(found, wanted)
+    monkeypatch.setattr("stages.algorithms.execute.number_in_order", lambda *_: None)
+    unordered = [learn(algorithm, one_after_the_other=False)[1] for _ in range(20)]
+    assert any(not torch.equal(found, wanted) for found in unordered), "the case is one in which the order shows"
+
+
+def calls(algorithm: Algorithm, name: str) -> list[Any]:
+    """What the operators of the test noted."""
+    (operator,) = {each.operator.function for each in algorithm.experience if each.operator.name == name}
+    return operator.__globals__["calls"]
+
+
+def test_nodes_that_talk_to_other_ranks_run_in_the_callers_thread_in_the_order_of_the_file(make: Any) -> None:
+    experience = {
+        "wait": node("slow", "rollout_logprobs", values={"seconds": 0.2}),
+        "first": node("agree", "wait"),
+        "second": node("agree", "rollout_logprobs"),  # could run at once, on a rank where `wait` is quick
+    }
+    algorithm = make(experience=experience, metrics={name: name for name in experience})
+    order: list[float] = []
+
+    def reduce(tensor: Tensor) -> Tensor:
+        order.append(round(tensor.item(), 3))
+        return tensor * 2
+
+    whole = batch(torch.zeros(3))
+    given = {"rollout_logprobs": torch.tensor([-1.0, -2.0, -3.0])}
+    found = algorithm.run_experience(Batch(**{**vars(whole), "reduce": reduce}), given)
+    assert set(calls(algorithm, "agree")) == {threading.current_thread().name}
+    assert order == [-6.0, -6.0] and torch.equal(found["first"], found["second"])
+    assert [each.name for each in algorithm.experience if each.in_order] == ["first", "second"]
+
+
+def test_a_chain_needs_no_thread(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stages.algorithms.execute.start", lambda _: pytest.fail("a thread was asked for"))
+    chain = {"a": node("bend", "rollout_logprobs"), "b": node("bend", "a"), "c": node("bend", "b")}
+    algorithm = make(experience=chain, metrics={"c": "c"})
+    algorithm.run_experience(batch(torch.zeros(3)), given_tensors(3))
+    assert set(calls(algorithm, "bend")) == {threading.current_thread().name}
+
+
+def test_a_thread_records_no_gradient_where_the_caller_does_not(make: Any) -> None:
+    algorithm = make(
+        experience={"a": node("meet", "rollout_logprobs"), "b": node("meet", "rollout_logprobs")},
+        metrics={"a": "a", "b": "b"},
+    )
+    known = {"rollout_logprobs": torch.zeros(3, requires_grad=True)}
+    with torch.no_grad():
+        found = algorithm.run_experience(batch(torch.zeros(3)), known)
+    assert not found["a"].requires_grad and not found["b"].requires_grad
+    found = algorithm.run_experience(batch(torch.zeros(3)), known)
+    assert found["a"].requires_grad and found["b"].requires_grad
+
+
+def test_a_node_is_tried_again_as_often_as_it_says_and_each_error_is_told(make: Any, capfd: Any) -> None:
+    shaky = node("shaky", "rollout_logprobs", values={"failures": 2}, retries=2)
+    algorithm = make(experience={"a": shaky}, metrics={"a": "a"})
+    assert len(algorithm.run_experience(batch(torch.zeros(3)), given_tensors(3))["a"]) == 3
+    told = capfd.readouterr().out
+    for attempt in (1, 2):
+        assert f"experience.a: shaky failed in attempt {attempt} of 3: OSError: the disk is away; it is tried" in told
+    assert len(calls(algorithm, "shaky")) == 3
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_node_that_goes_on_failing_ends_the_run_with_its_name_and_its_attempt(make: Any, alone: bool) -> None:
+    shaky = node("shaky", "rollout_logprobs", values={"failures": 9}, retries=1)
+    other = {} if alone else {"b": node("bend", "rollout_logprobs")}
+    algorithm = make(experience={"a": shaky, **other}, metrics={"a": "a", **({} if alone else {"b": "b"})})
+    with pytest.raises(NodeError, match=r"experience\.a: shaky failed in attempt 2 of 2: OSError: the disk") as caught:
+        algorithm.run_experience(batch(torch.zeros(3)), given_tensors(3))
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+@pytest.mark.parametrize("seconds", [0.4, 60])
+def test_a_node_over_its_limit_ends_the_run(make: Any, seconds: float) -> None:
+    slow = node("slow", "rollout_logprobs", values={"seconds": seconds}, seconds=0.2)
+    algorithm = make(experience={"a": slow, "b": node("bend", "a")}, metrics={"b": "b"})
+    began = time.monotonic()
+    with pytest.raises(TimeoutError, match=r"experience\.a: slow took longer than its 0\.2 seconds"):
+        algorithm.run_experience(batch(torch.zeros(3)), given_tensors(3))
+    assert time.monotonic() - began < 20
+
+
+def test_a_thread_that_hangs_does_not_keep_the_process(tmp_path: Path) -> None:
+    code = """
+import time
+from stages.algorithms.threads import start
+start(lambda: time.sleep(600))
+"""
+    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
+
+
+def test_what_talks_to_other_ranks_may_neither_be_tried_again_nor_be_limited(make: Any) -> None:
+    for key in ({"retries": 1}, {"seconds": 3.0}):
+        with pytest.raises(
+            ValueError, match=r"experience\.a: agree runs on all ranks together.*leave the others waiti"
+        ):
+            make(experience={"a": node("agree", "rollout_logprobs", **key)}, metrics={"a": "a"})
+        with pytest.raises(ValueError, match=r"update\.policy: policy_forward runs on all ranks together"):
+            make(update={"policy": {"operator": "policy_forward", **key}})
+
+
+BROKEN = {
+    "cheat": r"experience\.a: cheat failed .*only an @operator\(whole_batch=True\) may talk to other ranks",
+    "short": r"experience\.a: short gave a tensor of shape \[2\], where per token means the shape \[3\]",
+    "number": r"experience\.a: number gave float, where a scalar means the shape \[\]",
+}
+
+
+@pytest.mark.parametrize("operator", BROKEN)
+def test_an_operator_that_breaks_its_promise_is_named_with_what_it_gave(make: Any, operator: str) -> None:
+    algorithm = make(experience={"a": node(operator, "rollout_logprobs")}, metrics={"a": "a"})
+    with pytest.raises((ValueError, NodeError), match=BROKEN[operator]):
+        algorithm.run_experience(batch(torch.zeros(3)), given_tensors(3))
+
+
+def test_a_loss_that_is_not_finite_names_the_first_node_that_made_it_so(make: Any) -> None:
+    update = {"a": node("logarithm", "policy.logprobs"), "loss": node("mean", "a")}
+    algorithm = make(update=update)
+    with pytest.raises(
+        ArithmeticError, match=r"mine\.yaml: update\.a: logarithm gave a value that is not finite.*none"
+    ):
+        algorithm.run_update(batch(torch.tensor([-1.0, -2.0])), {})
+
+
+def test_a_policy_that_gives_too_little_is_named(make: Any) -> None:
+    algorithm = make(update={"loss": node("mean", "policy.entropy")})
+    empty = Batch(
+        torch.tensor([2]), torch.tensor([0]), 1, 2, 1, lambda t: t, lambda _: PolicyOutputs(torch.zeros(2), None, None)
+    )
+    with pytest.raises(ValueError, match=r"update\.policy: policy_forward gave NoneType for entropy"):
+        algorithm.run_update(empty, {})
+
+
+def test_the_selection_runs_by_itself_and_no_more_than_it(make: Any) -> None:
+    experience = {
+        "mean": node("group_mean", "reward"),
+        "centred": {"operator": "subtract_group", "takes": {"of": "reward", "group": "mean"}},
+        "a": node("bend", "rollout_logprobs"),
+    }
+    algorithm = make(experience=experience, metrics={"a": "a"}, skip_where_zero="centred", resample=3)
+    two = Batch(torch.tensor([1, 1]), torch.tensor([0, 0]), 1, 2, 2, lambda t: t, lambda _: pytest.fail("a pass"))
+    given = {"reward": torch.tensor([1.0, 0.0]), "rollout_logprobs": torch.zeros(2)}
+    assert algorithm.resample == 3 and [each.name for each in algorithm.selection] == ["mean", "centred"]
+    assert algorithm.run_selection(two, given).tolist() == [0.5, -0.5]
+    assert calls(algorithm, "bend") == []
+
+
+RESAMPLE = {
+    "needs skip_where_zero": {},
+    "advantage waits for the forward pass old, but rounds are judged before any": {
+        "skip_where_zero": "advantage",
+        "experience": {
+            "old": {"operator": "policy_forward"},
+            "advantage": {"operator": "kl_k3", "takes": {"new": "old.logprobs", "old": "rollout_logprobs"}},
+        },
+    },
+    "advantage waits for the forward pass frozen": {
+        "skip_where_zero": "advantage",
+        "experience": {
+            "frozen": {"operator": "reference_forward"},
+            "advantage": {"operator": "kl_k3", "takes": {"new": "frozen", "old": "rollout_logprobs"}},
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("message", RESAMPLE)
+def test_resampling_needs_a_quantity_that_is_known_without_a_forward_pass(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"mine\.yaml: resample: .*{message}"):
+        make(resample=2, **RESAMPLE[message])
+    make(**RESAMPLE[message])
+
+
+def test_the_reference_is_computed_once_and_in_the_experience(make: Any) -> None:
+    frozen = {"operator": "reference_forward"}
+    algorithm = make(experience={"frozen": frozen}, metrics={"m": "frozen"})
+    assert algorithm.needs_reference and not make().needs_reference
+    whole = Batch(**{**vars(batch(torch.zeros(2))), "reference": lambda: torch.tensor([-1.0, -2.0])})
+    assert algorithm.run_experience(whole, given_tensors(2))["frozen"].tolist() == [-1.0, -2.0]
+    with pytest.raises(ValueError, match=r"update\.frozen: the reference never changes: compute it in experience"):
+        make(update={"frozen": frozen}, metrics={"m": "frozen"})
+    with pytest.raises(
+        ValueError, match=r"experience\.again: a second forward pass would give the same: take from fro"
+    ):
+        make(experience={"frozen": frozen, "again": frozen}, metrics={"m": "frozen"})
