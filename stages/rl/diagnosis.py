@@ -42,7 +42,7 @@ ADVICE = {
     "model": "The engine does not show its insides: try engine.name=torch, which does, then the engine in float32.",
     "cache": "Try the engine without reuse of prefixes, and with another attention backend.",
     "temperature": "The engine must give log-probabilities of the tempered distribution, without top-k and top-p.",
-    "sampling": "The model agrees and the choice of tokens does not: see what the engine does to logits before it draws.",
+    "sampling": "The model agrees, the choice of tokens does not: see what the engine does to logits before it draws.",
     "tokens": "Both agree now: other weights made these tokens, or they have changed since. Start the step anew.",
 }
 """What to try, by the part in which engine and policy part."""

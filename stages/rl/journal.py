@@ -8,6 +8,7 @@ from data.job import Job
 from data.trajectories import Trajectories, read_trajectories, write_trajectories
 
 FOLDER = "trajectories"
+REFUSED = ".refused"
 
 
 class Journal:
@@ -53,6 +54,11 @@ class Journal:
         with commit(path) as aside:
             write_trajectories(aside, trajectories, attributes)
         return trajectories, False
+
+    def refuse(self, step: int) -> None:
+        """Put this rank's rollouts of `step` out of the way: they are for a person to see, and never read back."""
+        for path in self.folder.glob(f"step-{step:06d}*-rank-{self.job.rank:04d}.h5"):
+            path.replace(path.with_name(path.name + REFUSED))
 
     def files(self) -> list[Path]:
         """All files, in order."""

@@ -30,6 +30,7 @@ from stages.rl.rounds import Rounds
 from stages.rl.state import State
 from stages.rl.summary import check_metric_names, summarise
 from stages.rl.update import update
+from stages.rollout.parity import ParityError
 from stages.trainer.device import any_rank, distributed
 from stages.trainer.export import weights_digest
 from stages.trainer.learner import Learner
@@ -84,7 +85,13 @@ def _train(
         rollouts = rounds.play(step, state)
         summary = summarise(rollouts.everything, rollouts.prompts, names, environment.max_turns)
         values = summary.metrics | rollouts.metrics
-        values |= gate.check_rollouts(rollouts.everything, step, state.policy_version)
+        try:
+            values |= gate.check_rollouts(rollouts.everything, step, state.policy_version)
+        except ParityError:
+            # What an earlier start has played convicts the weights that were resumed, and stays as it is.
+            if not rollouts.read_back:
+                journal.refuse(step)
+            raise
         played = time.monotonic()
 
         began = reference if state.policy_version else policy  # which no update has moved yet
