@@ -1,5 +1,6 @@
 """The algorithm's experience of a rank's rollouts: computed once, without gradient, before the update."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -7,17 +8,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from data.packing import micro_batches
 from data.trajectories import Trajectories
 from stages.algorithms.algorithm import Algorithm
-from stages.algorithms.kinds import Batch, Kind, PolicyOutputs
+from stages.algorithms.kinds import Batch, Kind
 from stages.rl.config import RLConfig
-from stages.rl.samples import Indices, Samples, token_places
-from stages.trainer.device import largest, total
+from stages.rl.forward import Forward
+from stages.rl.samples import Samples
+from stages.rl.skipping import check_skipped, not_zero
+from stages.trainer.device import total
 from stages.trainer.policy import Policy
-
-ZERO = 1e-6
-"""What counts as no advantage: a mean of equal rewards may be off by a rounding."""
 
 
 class Experience(NamedTuple):
@@ -32,47 +31,30 @@ class Experience(NamedTuple):
 
 
 @torch.no_grad()
-def make_experience(policy: Policy, algorithm: Algorithm, trajectories: Trajectories, rl: RLConfig) -> Experience:
-    """Run the algorithm's experience. All ranks call it together."""
+def make_experience(
+    policy: Policy, algorithm: Algorithm, trajectories: Trajectories, rl: RLConfig, reference: Policy | None = None
+) -> Experience:
+    """Run the algorithm's experience. All ranks call it together.
+
+    `reference` is what `load_reference` gave where the algorithm needs it, or the policy itself as long as no update
+    has moved it.
+    """
     samples = Samples.of(trajectories, rl.samples_per_prompt, next(policy.parameters()).device)
     num_tokens, num_samples = (int(value) for value in total(float(samples.sizes.sum()), len(samples.sizes)))
     every = np.arange(len(samples.sizes))
-    batch = samples.batch(every, num_tokens, num_samples, lambda wanted: _forward_all(policy, samples, wanted, rl))
+    forward = Forward(policy, reference, algorithm, samples, rl)
+    batch = samples.batch(every, num_tokens, num_samples, forward.policy)
+    batch = replace(batch, reference=forward.reference)
     quantities = algorithm.run_experience(batch, samples.given)
     skip = algorithm.skip_where_zero
     keep = np.ones(len(every), np.bool_) if skip is None else not_zero(quantities[skip], algorithm.kinds[skip], batch)
+    check_skipped(algorithm, samples, quantities, batch)
     metrics = {"samples_skipped": total(int((~keep).sum()))[0]}
     metrics |= {
         name: _mean(quantities[source], algorithm.kinds[source], batch)
         for name, source in algorithm.experience_metrics.items()
     }
     return Experience(samples, quantities, keep, metrics)
-
-
-def _forward_all(policy: Policy, samples: Samples, wanted: frozenset[str], rl: RLConfig) -> PolicyOutputs:
-    """What the policy says of all samples: micro-batch by micro-batch, equally many on every rank."""
-    parts: list[Indices] = [np.array(part) for part in micro_batches(samples.lengths.tolist(), rl.micro_batch_tokens)]
-    parts += [np.arange(0)] * (largest(len(parts)) - len(parts))
-    outputs = [samples.forward(policy, part, wanted, rl.sampling.temperature) for part in parts]
-    # From the order of the micro-batches back to that of the samples.
-    places = np.concatenate([np.arange(0), *(token_places(samples.sizes, part) for part in parts)])
-    order = torch.from_numpy(np.argsort(places)).to(samples.device)
-
-    def joined(columns: list[Tensor | None]) -> Tensor | None:
-        there = [column for column in columns if column is not None]
-        return torch.cat(there)[order] if there else None
-
-    logprobs = joined([output.logprobs for output in outputs])
-    assert logprobs is not None, "there is at least one sample on one of the ranks"
-    return PolicyOutputs(
-        logprobs, joined([output.entropy for output in outputs]), joined([output.values for output in outputs])
-    )
-
-
-def not_zero(quantity: Tensor, kind: Kind, batch: Batch) -> npt.NDArray[np.bool_]:
-    """[N], whether the quantity of a sample, or of any of its tokens, is not zero."""
-    magnitude = batch.sum_tokens(quantity.abs()) if kind is Kind.TOKEN else quantity.abs()
-    return (magnitude > ZERO).cpu().numpy()
 
 
 def _mean(quantity: Tensor, kind: Kind, batch: Batch) -> float:

@@ -18,11 +18,11 @@ from data.rows import Row
 from data.trajectories import Trajectories
 from stages.algorithms.algorithm import Algorithm
 from stages.rl.config import StageConfig
-from stages.rl.experience import not_zero
 from stages.rl.journal import Journal
 from stages.rl.prompts import draw_prompts
 from stages.rl.rollouts import Player, Task
 from stages.rl.samples import Samples
+from stages.rl.skipping import not_zero
 from stages.rl.state import State
 from stages.trainer.device import total
 

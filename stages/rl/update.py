@@ -1,6 +1,7 @@
 """The update: epochs over the experience, minibatches of it, micro-batches of those, one optimizer step a minibatch."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -38,28 +39,32 @@ def update(
 
 
 def split(experience: Experience, minibatches: int, rl: RLConfig, seed: tuple[int, ...]) -> Iterator[Indices]:
-    """The kept samples of this rank in each minibatch, by one permutation of all samples of the step."""
+    """The samples of this rank in each minibatch, by one permutation of all samples of the step."""
     count = rl.prompts_per_step * rl.samples_per_prompt
     places = np.random.default_rng(seed).permutation(count)[experience.samples.numbers]
     for index in range(minibatches):
-        yield np.flatnonzero(experience.keep & (places * minibatches // count == index))
+        yield np.flatnonzero(places * minibatches // count == index)
 
 
 def accumulate(
     learner: Learner, algorithm: Algorithm, experience: Experience, minibatch: Indices, rl: RLConfig
 ) -> dict[str, float] | None:
-    """Add up the gradient of the minibatch over its micro-batches; its metrics, or None when no rank has a sample.
+    """Add up the gradient of the minibatch over its micro-batches; its metrics, or None when nobody has what to learn.
 
-    Every rank makes equally many passes, some of them over nothing: a pass of a sharded policy needs all ranks.
+    Samples that are left out, because their gradient is zero, still count in the loss's means: it is the loss without
+    leaving them out (GRPO, Shao et al. 2024, eq. 3, divides by all samples of a prompt). With `resample` they are not
+    part of the batch (DAPO, Yu et al. 2025, eq. 11). Metrics are means over what was learned from. Every rank makes
+    equally many passes, some of them over nothing: a pass of a sharded policy needs all ranks.
     """
     samples = experience.samples
-    num_tokens, num_samples = (int(v) for v in total(float(samples.sizes[minibatch].sum()), len(minibatch)))
-    if not num_samples:
+    kept = minibatch[experience.keep[minibatch]]
+    counted = kept if algorithm.resample else minibatch
+    counts = total(*(float(n) for part in (counted, kept) for n in (samples.sizes[part].sum(), len(part))))
+    num_tokens, num_samples, kept_tokens, kept_samples = map(int, counts)
+    if not kept_samples:
         return None
-    parts = [minibatch[part] for part in micro_batches(samples.lengths[minibatch].tolist(), rl.micro_batch_tokens)]
-    parts += [minibatch[:0]] * (largest(len(parts)) - len(parts))
-    ratio = algorithm.update_metrics.get(RATIO)
-    ratio_max = torch.zeros((), device=samples.device)
+    parts = [kept[part] for part in micro_batches(samples.lengths[kept].tolist(), rl.micro_batch_tokens)]
+    parts += [kept[:0]] * (largest(len(parts)) - len(parts))
     sums = torch.zeros(len(algorithm.update_metrics), dtype=torch.float64, device=samples.device)
     for part in parts:
         forward = partial(samples.forward, learner.policy, part, temperature=rl.sampling.temperature)
@@ -67,9 +72,7 @@ def accumulate(
         carried = {n: samples.pick(experience.quantities[n], algorithm.kinds[n], part) for n in algorithm.carried}
         made = algorithm.run_update(batch, carried)
         learner.accumulate(made[LOSS])
+        learned = replace(batch, total_tokens=kept_tokens, total_samples=kept_samples)
         for index, source in enumerate(algorithm.update_metrics.values()):
-            sums[index] += batch.part_of_mean(made[source].detach(), algorithm.kinds[source])
-        if ratio is not None and len(part):
-            ratio_max = torch.maximum(ratio_max, made[ratio].detach().max())
-    metrics = dict(zip(algorithm.update_metrics, total(*sums.tolist()), strict=True))
-    return metrics if ratio is None else {**metrics, RATIO_MAX: largest(float(ratio_max))}
+            sums[index] += learned.part_of_mean(made[source].detach(), algorithm.kinds[source])
+    return dict(zip(algorithm.update_metrics, total(*sums.tolist()), strict=True))

@@ -7,19 +7,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedTokenizerFast
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from checkpoints import sharded
-from data.job import Job, check_shards
+from data.job import Job
 from stages.trainer.config import OptimizerConfig
-from stages.trainer.device import device_of, use_cores
+from stages.trainer.device import use_cores
 from stages.trainer.export import write_model
 from stages.trainer.policy import Policy
 from stages.trainer.schedule import schedule
+from stages.trainer.shards import reshard, shard
 
 
 class Learner:
@@ -46,7 +44,7 @@ class Learner:
         if activation_checkpointing:
             policy.train()  # transformers recomputes only then; a policy has no dropout that this could wake
             policy.model.gradient_checkpointing_enable({"use_reentrant": False})
-        _shard(policy, job)
+        shard(policy, job)
         self.optimizer = _adamw(policy, optimizer)
         self._make_optimizer_state()
 
@@ -100,7 +98,7 @@ class Learner:
 
     def full_weights(self) -> Iterator[tuple[str, Tensor]]:
         """The transformers model's weights, whole, by their Hugging Face names; tied ones once. One at a time."""
-        self._reshard()
+        reshard(self.policy)
         parameters = dict(self.policy.model.named_parameters())
         tied = {name for name, _ in self.policy.model.named_parameters(remove_duplicate=False)} - parameters.keys()
         for name, tensor in self.policy.model.state_dict().items():
@@ -114,22 +112,13 @@ class Learner:
 
     def _tensors(self) -> dict[str, Tensor]:
         """All that a checkpoint holds, by name; loading fills these in place."""
-        self._reshard()
+        reshard(self.policy)
         tensors: dict[str, Tensor] = {}
         for name, parameter in self.policy.named_parameters():
             tensors[f"policy.{name}"] = parameter
             for key, value in self.optimizer.state[parameter].items():
                 tensors[f"optimizer.{name}.{key}"] = value
         return tensors
-
-    def _reshard(self) -> None:
-        """Put the root's weights back into shards.
-
-        After a pass without a backward they are still gathered: whole, in the precision of the computation, and not
-        the tensors that the optimizer knows.
-        """
-        if isinstance(self.policy, FSDPModule):
-            self.policy.reshard()
 
     def _make_optimizer_state(self) -> None:
         """Let the optimizer make its state, as it is before the first step.
@@ -145,35 +134,6 @@ class Learner:
         self.optimizer.zero_grad()
         for state in self.optimizer.state.values():
             state["step"].zero_()
-
-
-def _shard(policy: Policy, job: Job) -> None:
-    """Each decoder layer is a unit of FSDP; embeddings, final norm and heads, which may be tied, are one more.
-
-    Every rank holds the whole model for the moment between loading and sharding. Raises ValueError when the shards
-    of `job.shard_ranks` do not make whole copies.
-    """
-    device = device_of(job)
-    policy.to(device)
-    if job.world_size == 1 and device.type == "cpu":
-        return
-    mesh = _mesh(job, device)
-    # Master weights, gradients' sums and optimizer stay float32; cards compute in bfloat16.
-    compute = torch.bfloat16 if device.type == "cuda" else None
-    precision = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
-    for module in policy.modules():
-        if isinstance(module, GradientCheckpointingLayer):
-            fully_shard(module, mesh=mesh, mp_policy=precision)
-    fully_shard(policy, mesh=mesh, mp_policy=precision)
-
-
-def _mesh(job: Job, device: torch.device) -> DeviceMesh:
-    """All ranks in one group of shards; or groups of consecutive ranks (HSDP), which add up their gradients."""
-    size = job.shard_ranks or job.world_size
-    check_shards(size, job.world_size, "slurm.<stage>.shard_ranks")
-    if size == job.world_size:
-        return init_device_mesh(device.type, (size,))
-    return init_device_mesh(device.type, (job.world_size // size, size), mesh_dim_names=("replicate", "shard"))
 
 
 def _adamw(policy: Policy, config: OptimizerConfig) -> torch.optim.AdamW:

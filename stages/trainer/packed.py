@@ -5,11 +5,15 @@ and the result is gathered back. On a card this is scaled_dot_product_attention'
 variable-length kernel would save the gathers.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+
+from data.packing import Packed
 
 WASTE = 1.15
 """Padded tokens of a group over its real ones, before a shorter sequence opens a new group."""
@@ -45,6 +49,29 @@ class PackedContext:
         query, key, value = (row.index_select(0, gather).unflatten(0, shape).transpose(1, 2) for row in rows)
         attended = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=True)
         return attended.transpose(1, 2).flatten(0, 1)
+
+
+@dataclass(frozen=True)
+class PackedInputs:
+    """A packed row on a device, with the context of its sequences: made once for all policies that read it."""
+
+    tokens: Tensor
+    """[T]"""
+    positions: Tensor
+    """[T]"""
+    learned: Tensor
+    """[K], places in the row of the tokens whose prediction is trained."""
+    context: PackedContext
+
+    @staticmethod
+    def of(packed: Packed, device: torch.device) -> "PackedInputs":
+        """Bring `packed` to `device`."""
+        return PackedInputs(
+            tokens=torch.from_numpy(packed.tokens).to(device),
+            positions=torch.from_numpy(packed.positions).to(device),
+            learned=torch.from_numpy(packed.learn.nonzero()[0]).to(device),
+            context=PackedContext(packed.lengths, device),
+        )
 
 
 def _length_groups(lengths: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:

@@ -6,7 +6,6 @@ Also its optional value head. Knows nothing about text, devices' number, or what
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -16,7 +15,7 @@ from stages.trainer.attention import hidden_states
 from stages.trainer.config import ModelConfig
 from stages.trainer.folder import folder_model
 from stages.trainer.logprobs import token_distribution
-from stages.trainer.packed import PackedContext
+from stages.trainer.packed import PackedInputs
 
 
 class TokenOutputs(NamedTuple):
@@ -50,19 +49,18 @@ class Policy(nn.Module):
                 module.p = 0.0
 
     def forward(
-        self, packed: Packed, *, entropy: bool = False, values: bool = False, temperature: float = 1.0
+        self, packed: Packed | PackedInputs, *, entropy: bool = False, values: bool = False, temperature: float = 1.0
     ) -> TokenOutputs:
         """Log-probabilities, and on request entropies and values, of the tokens that `packed` marks to learn.
 
         Logits exist only at the positions before learned tokens, and not at all of those at once (`logprobs`).
         """
         assert temperature > 0, "a greedy policy has no log-probabilities"
-        device = next(self.parameters()).device
-        tokens = torch.from_numpy(packed.tokens).to(device)
-        positions = torch.from_numpy(packed.positions).to(device)
-        learned = torch.from_numpy(packed.learn.nonzero()[0]).to(device)
-        context = PackedContext(packed.lengths, device)
-        hidden = hidden_states(self.model, tokens[None], positions[None], context)[0].index_select(0, learned - 1)
+        if isinstance(packed, Packed):
+            packed = PackedInputs.of(packed, next(self.parameters()).device)
+        tokens, learned = packed.tokens, packed.learned
+        hidden = hidden_states(self.model, tokens[None], packed.positions[None], packed.context)[0]
+        hidden = hidden.index_select(0, learned - 1)
         head = self.model.get_output_embeddings()
         assert isinstance(head, nn.Linear), "`folder` refuses other heads"
         said = token_distribution(head, hidden, tokens[learned], temperature=temperature, entropy=entropy)
