@@ -116,6 +116,14 @@ def undisturbed(world: World) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def dapo(world: World) -> Path:
+    """The folder of a run with dynamic sampling that nothing disturbed."""
+    folder = world.attempt()
+    run(world.changed(algorithm="dapo"), world.inputs, folder, Job())
+    return folder
+
+
 PROGRAM = """
 import os, sys
 from pathlib import Path

@@ -28,12 +28,16 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-def test_killed_at_any_instant_it_ends_with_the_same_bits(world: Any, undisturbed: Path, start: Start) -> None:
+@pytest.mark.parametrize("algorithm", ["dr_grpo", "dapo"])
+def test_killed_at_any_instant_it_ends_with_the_same_bits(
+    algorithm: str, world: Any, undisturbed: Path, dapo: Path, start: Start
+) -> None:
     """Each kill comes a seeded moment after the stage has begun a file that was not there at the last kill."""
     folder, source, kills = world.attempt(), random.Random(8), 0
+    config, wanted = world.changed(algorithm=algorithm), dapo if algorithm == "dapo" else undisturbed
     while True:
         before = len(list(folder.rglob("*.h5"))) + len(list(folder.glob("checkpoints/*")))
-        (process,) = start(world.config, folder)
+        (process,) = start(config, folder)
         while process.poll() is None and kills < 3:
             if len(list(folder.rglob("*.h5*"))) + len(list(folder.glob("checkpoints/*"))) > before:
                 time.sleep(source.uniform(0, 0.15))
@@ -44,7 +48,7 @@ def test_killed_at_any_instant_it_ends_with_the_same_bits(world: Any, undisturbe
         if process.wait() == 0:
             break
     assert kills >= 2
-    assert contents(folder) == contents(undisturbed)
+    assert contents(folder) == contents(wanted)
 
 
 def steps_of(folder: Path, step: int) -> list[Trajectories]:
