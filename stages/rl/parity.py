@@ -59,9 +59,9 @@ class Gate:
         picked = spread(len(trajectories), NUM_SAMPLES, step)
         sequences = [trajectories.sequence(index) for index in picked]
         said = self.learner.policy(pack_masked(sequences), temperature=self.sampling.temperature).logprobs
-        ends = np.cumsum([mask.sum() for _, mask in sequences])[:-1].astype(int)
+        ends = np.cumsum([mask.sum() for _, mask in sequences]).astype(int)
         evidence: list[Evidence] = []
-        for index, policy in zip(picked, np.split(said.float().cpu().numpy(), ends), strict=True):
+        for index, policy in zip(picked, np.split(said.float().cpu().numpy(), ends)[:-1], strict=True):
             part = slice(trajectories.offsets[index], trajectories.offsets[index + 1])
             mask = trajectories.mask[part]
             same = trajectories.versions[part][mask] == version
