@@ -31,6 +31,7 @@ function draw() {
       margin: { l: 8, r: 8, t: layout.showlegend === false ? 8 : 34, b: 8 },
       xaxis: { ...axis, showgrid: false, ...layout.xaxis },
       yaxis: { ...axis, ...layout.yaxis },
+      ...(layout.yaxis2 && { yaxis2: { ...axis, ...layout.yaxis2 } }),
     };
     Plotly.react(element, data, whole, { displayModeBar: false, responsive: true });
   }

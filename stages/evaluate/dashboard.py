@@ -48,6 +48,9 @@ def render_dashboard(report: Report, metrics: Mapping[str, pa.Table]) -> str:
         evidence=words.evidence,
         comparison=words.comparison,
         outcomes=[_outcomes(report, policy) for policy in POLICIES],
+        multi_turn=any(
+            not part["policy"] for r in report["rollouts"] for sample in r["samples"] for part in sample["parts"]
+        ),
         longest=max((cost["seconds"] or 0 for cost in report["stages"].values()), default=0) or 1,
     )
 

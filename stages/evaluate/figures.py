@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from stages.evaluate.curves import curves
 from stages.evaluate.suites import ACTION_NOISE, GENERALISATION, GREEDY, POLICIES, ROBUSTNESS, SAMPLED, SUITES
 from stages.evaluate.words import SHORT, Report
 
@@ -21,13 +22,6 @@ TITLES = {
     ROBUSTNESS: "Robustness",
 }
 LABEL_SIZE = 11
-CURVES = (
-    ("sft", "SFT: loss", {"loss": "training", "validation_loss": "validation"}),
-    ("rl", "RL: mean reward", {"reward": "reward"}),
-    ("rl", "RL: entropy of the policy", {"entropy": "entropy"}),
-    ("rl", "RL: length of completions", {"completion_length": "tokens"}),
-)
-"""Stage, title, and the metrics to draw with the name of each line."""
 
 
 def measured(report: Report) -> list[str]:
@@ -43,7 +37,7 @@ def build_figures(report: Report, metrics: Mapping[str, pa.Table]) -> dict[str, 
         "kinds": _kinds(report),
         "pass_at": _pass_at(report),
         "tokens": _tokens(report),
-        **{f"curve_{index}": _curve(metrics, *curve) for index, curve in enumerate(CURVES)},
+        **curves(metrics, [warned["step"] for warned in report["warnings"]]),
     }
     return {name: figure for name, figure in figures.items() if figure is not None}
 
@@ -105,33 +99,6 @@ def _pass_at(report: Report) -> Figure:
         traces.append(_line(policy, list(found), list(found.values())))
     layout = {"xaxis": {"type": "category", **_axis("k")}, "yaxis": SHARE_AXIS}
     return {"data": traces, "layout": layout}
-
-
-def _curve(metrics: Mapping[str, pa.Table], stage: str, title: str, lines: Mapping[str, str]) -> Figure | None:
-    """One chart over the steps of a stage; None when the stage has logged none of its metrics."""
-    table = metrics[stage]
-    traces: list[dict[str, Any]] = []
-    for index, (metric, name) in enumerate(lines.items()):
-        if metric not in table.column_names:
-            continue
-        rows = table.filter(table[metric].is_valid())
-        colour, sparse = f"var(--{stage})" if index == 0 else "var(--ink)", rows.num_rows <= 20
-        traces.append(
-            {
-                "type": "scatter",
-                "name": name,
-                "x": rows["step"].to_pylist(),
-                "y": rows[metric].to_pylist(),
-                "mode": "lines+markers" if sparse else "lines",
-                "line": {"color": colour, "width": 2 if index == 0 else 1.5},
-                "marker": {"size": 6},
-                "hovertemplate": "step %{x}: %{y:.4g}<extra>" + name + "</extra>",
-            }
-        )
-    if not traces:
-        return None
-    layout = {"showlegend": len(traces) > 1, "xaxis": _axis("step"), "yaxis": {"rangemode": "tozero"}}
-    return {"caption": title, "data": traces, "layout": layout}
 
 
 def _bars(

@@ -23,6 +23,7 @@ from data.metrics import Metrics, read_metrics
 from data.progress import Progress
 from data.shards import read_split
 from data.tokenizer import encode_prompt, load_tokenizer, tokenizer_digest
+from data.warnings import read_warnings
 from stages.environments.base import BaseEnvironment, Task
 from stages.environments.hash import environment_hash
 from stages.environments.registry import make
@@ -33,6 +34,7 @@ from stages.evaluate.dashboard import render_dashboard
 from stages.evaluate.graded import RowFiles
 from stages.evaluate.lineage import costs, lineage
 from stages.evaluate.report import Rows, comparisons, measure_all, noise_floor, samples
+from stages.evaluate.rollouts import rollouts
 from stages.evaluate.statistics import Bootstrap
 from stages.evaluate.suites import GREEDY, NOISE_FLOOR, Suite, Unit, build_suites, describe, share, units
 from stages.rollout.torch.engine import TorchEngine
@@ -192,6 +194,8 @@ def make_report(config: StageConfig, inputs: dict[str, Result], exam: Exam, rows
         "comparisons": comparisons(rows, bootstrap),
         "noise_floor": noise_floor(rows, (exam.suites[GREEDY].slots, exam.suites[NOISE_FLOOR].slots)),
         "samples": samples(rows, exam.answers),
+        "warnings": [warned._asdict() for warned in read_warnings(inputs["rl"].folder)],
+        "rollouts": rollouts(inputs["rl"], exam.tokenizer),
         "stages": costs(inputs, seconds, tokens),
         "lineage": lineage(inputs, own, base),
         "notes": exam.notes,

@@ -6,6 +6,7 @@ from pathlib import Path
 from data.metrics import Metrics, metric_shards, read_metrics
 from data.progress import Progress
 from data.warnings import write_warnings
+from stages.rl.summary import PREFIX
 from stages.rl.warnings import Watch, warnings_of
 
 LINE = (
@@ -49,6 +50,7 @@ class StepLog:
         if self.progress is None:
             return
         shown = [text.format(values[name]) for name, text in LINE if name in values]
+        shown += terms_in(values)
         print(f"step {step}/{self.steps}: {', '.join(shown)}", flush=True)
         new = self.watch.add(step, values)
         for warned in new:
@@ -64,6 +66,17 @@ class StepLog:
     def close(self) -> None:
         """Flush what is on its way to TensorBoard."""
         self.metrics.close()
+
+
+def terms_in(values: Mapping[str, float]) -> list[str]:
+    """The mean of each term of the reward, as `brevity -0.2`, where there are several."""
+    means = {name.removeprefix(PREFIX).removesuffix("_mean"): value for name, value in values.items() if is_term(name)}
+    return [f"{term} {mean:.3g}" for term, mean in means.items()] if len(means) > 1 else []
+
+
+def is_term(metric: str) -> bool:
+    """Whether a metric is the mean of a term of the reward."""
+    return metric.startswith(PREFIX) and metric.endswith("_mean")
 
 
 def speed(tokens: float, read_back: bool, seconds: Mapping[str, float]) -> dict[str, float]:

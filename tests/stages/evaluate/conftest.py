@@ -1,8 +1,10 @@
 """Finished synth, sft and rl stages as evaluate finds them, at the size of a test: real files, models of one layer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
@@ -14,6 +16,8 @@ from data.packing import pack
 from data.rows import SCHEMA, row_id
 from data.shards import write_shard
 from data.tokenizer import character_tokenizer, encode_completion, encode_prompt, tokenizer_digest
+from data.trajectories import Trajectories, write_trajectories
+from data.warnings import Warned, write_warnings
 from stages.environments.config import ArithmeticConfig
 from stages.environments.hash import environment_hash
 from stages.environments.registry import make
@@ -90,6 +94,69 @@ def open_attempt(folder: Path, stage: str, inputs: dict[str, Result]) -> Path:
     return folder
 
 
+@dataclass(frozen=True)
+class Episode:
+    """A sample as the rl stage keeps it: what the policy said, and between its turns what the environment answered."""
+
+    group: int
+    prompt: str
+    reward: float
+    said: Sequence[str]
+    terms: Sequence[float] | None = None
+    finished: bool = True
+    graded: bool = True
+
+
+def write_episodes(path: Path, step: int, episodes: Sequence[Episode], terms: str = "verifier") -> None:
+    """A trajectory file; of `said` every second text is the environment's."""
+    tokenizer = character_tokenizer(MODEL.architecture.alphabet)
+    tokens: list[list[int]] = []
+    masks: list[list[bool]] = []
+    for episode in episodes:
+        prompt = encode_prompt(tokenizer, episode.prompt)
+        turns = [encode_completion(tokenizer, text) for text in episode.said]
+        tokens.append(sum(turns, prompt))
+        masks.append(sum(([n % 2 == 0] * len(turn) for n, turn in enumerate(turns)), [False] * len(prompt)))
+    mask, count = np.concatenate(masks), len(episodes)
+    played = Trajectories(
+        tokens=np.concatenate(tokens).astype(np.int32),
+        mask=mask.astype(np.bool_),
+        logprobs=-mask.astype(np.float32),
+        versions=np.where(mask, step - 1, -1).astype(np.int32),
+        offsets=np.cumsum([0, *map(len, tokens)]).astype(np.int64),
+        prompt_lengths=np.array([len(encode_prompt(tokenizer, e.prompt)) for e in episodes], np.int32),
+        rewards=np.array([e.reward for e in episodes], np.float32),
+        terms=np.array([e.terms or (e.reward,) for e in episodes], np.float32),
+        finished=np.array([e.finished for e in episodes], np.bool_),
+        limits=np.full(count, 64, np.int32),
+        graded=np.array([e.graded for e in episodes], np.bool_),
+        groups=np.array([e.group for e in episodes], np.int32),
+        seeds=np.arange(count, dtype=np.int64),
+        prompt_ids=tuple(f"row-{e.group}" for e in episodes),
+    )
+    write_trajectories(path, played, {"step": step, "terms": terms})
+
+
+@pytest.fixture(scope="session")
+def episode() -> type[Episode]:
+    return Episode
+
+
+@pytest.fixture
+def played(inputs: dict[str, Result], tmp_path: Path) -> Callable[..., Result]:
+    """`played({file: (step, episodes)}, terms)` is an rl result with these trajectory files."""
+
+    def made(files: dict[str, tuple[int, Sequence[Episode]]], terms: str = "verifier") -> Result:
+        folder = open_attempt(tmp_path / "rl", "rl", {name: inputs[name] for name in ("synth", "sft")})
+        (folder / "trajectories").mkdir(exist_ok=True)
+        for name, (step, episodes) in files.items():
+            write_episodes(folder / "trajectories" / name, step, episodes, terms)
+        commit_manifest(folder, list((folder / "trajectories").iterdir()), {})
+        return Result(folder / NAME)
+
+    return made
+
+
 def _synth(folder: Path) -> Result:
     open_attempt(folder, "synth", {})
     environment = make(ENVIRONMENT)
@@ -120,6 +187,12 @@ def _trained(folder: Path, inputs: dict[str, Result], says: str, metrics: dict[s
     log.commit(3)
     log.close()
     paths = [path for part in ("model", "metrics") for path in (folder / part).iterdir()]
+    if stage == "rl":
+        (folder / "trajectories").mkdir()
+        paths += [folder / "trajectories" / f"step-{step:06d}-rank-0000.h5" for step in (1, 2, 3)]
+        for step, path in enumerate(paths[-3:], 1):
+            write_episodes(path, step, [Episode(0, "1+2:", reward, (f">{n}",)) for n, reward in enumerate((0.0, 1.0))])
+        write_warnings(folder, [Warned(2, "entropy collapse", "entropy is 0.01", "Try another algorithm.")])
     commit_manifest(
         folder,
         paths,

@@ -59,6 +59,12 @@ def test_what_a_model_wrote_is_escaped_everywhere(report: dict[str, Any]) -> Non
         sample["prompt"] = sample["answer"] = attack
         for shown in sample["policies"].values():
             shown["completion"] = attack
+    for record in report["rollouts"]:
+        record["prompt"] = record["id"] = attack * 10
+        for sample in record["samples"]:
+            sample["terms"] = {attack: 1.0, "other": 0.0}
+            sample["parts"] = [{"policy": True, "text": attack}, {"policy": False, "text": attack}]
+    report["warnings"] = [{"step": 1, "name": attack, "seen": attack, "advice": attack}]
     report["notes"].append(attack)
     report["policies"]["rl"]["greedy"]["by_level"] = {
         attack: report["policies"]["rl"]["greedy"]["by_level"].popitem()[1]
@@ -101,13 +107,74 @@ def figures(content: str) -> dict[str, Any]:
 def test_charts_have_intervals_and_only_curves_that_were_logged(report: dict[str, Any]) -> None:
     found = figures(render_dashboard(report, CURVES))
     captions = [figure["caption"] for name, figure in found.items() if name.startswith("curve_")]
-    assert captions == ["SFT: loss", "RL: mean reward"]
+    assert captions == ["SFT: loss", "RL: reward and success"]
     validation = found["curve_0"]["data"][1]
     assert (validation["x"], validation["y"]) == ([3], [0.6])
     bars = next(t for t in found["suites"]["data"] if t["type"] == "bar" and t["name"] == "RL")
     greedy = report["policies"]["rl"]["greedy"]
     assert bars["y"][0] == greedy["success"]
     assert bars["y"][0] + bars["error_y"]["array"][0] == pytest.approx(greedy["high"])
+
+
+RL = {
+    "step": [1, 2, 3],
+    "reward": [0.2, 0.4, 0.6],
+    "success": [0.2, 0.4, 0.6],
+    "completion_length": [9.0, 8.0, 7.0],
+    "completion_length_shortest": [2.0, 2.0, 2.0],
+    "completion_length_longest": [20.0, 19.0, 18.0],
+    "entropy": [0.5, 0.4, None],
+    "kl": [0.001, 0.002, None],
+    "reward/verifier_mean": [0.2, 0.4, 0.6],
+    "reward/brevity_mean": [-0.2, -0.1, 0.0],
+}
+
+
+def test_every_metric_of_a_step_that_a_person_looks_at_has_a_chart(report: dict[str, Any]) -> None:
+    found = figures(render_dashboard(report, CURVES | {"rl": pa.table(RL)}))
+    charts = {figure["caption"]: figure for name, figure in found.items() if name.startswith("curve_")}
+    entropy = charts["RL: entropy and KL"]["data"]
+    assert [(line["name"], line["x"], line.get("yaxis")) for line in entropy] == [
+        ("entropy", [1, 2], None),
+        ("KL", [1, 2], "y2"),
+    ]
+    low, high, mean = charts["RL: length of completions"]["data"]
+    assert (low["y"], high["y"], mean["y"]) == ([2, 2, 2], [20, 19, 18], [9, 8, 7]) and high["fill"] == "tonexty"
+    assert [line["name"] for line in charts["RL: terms of the reward"]["data"]] == ["verifier", "brevity"]
+    assert "RL: the critic" not in charts
+
+
+def test_a_long_run_is_drawn_with_fewer_points(report: dict[str, Any]) -> None:
+    steps = list(range(1, 25_001))
+    long = {"rl": pa.table({"step": steps, "reward": [step / 25_000 for step in steps]})}
+    lines = figures(render_dashboard(report, CURVES | long))["curve_1"]["data"]
+    assert 900 <= len(lines[0]["x"]) <= 1000
+
+
+def test_warnings_are_told_with_what_to_try_and_marked_in_the_charts(report: dict[str, Any]) -> None:
+    content = render_dashboard(report, CURVES)
+    text = " ".join(Page(content).text.split())
+    assert "Step 2: entropy collapse Entropy is 0.01. Try another algorithm." in text
+    assert [shape["x0"] for shape in figures(content)["curve_1"]["layout"]["shapes"]] == [2]
+    quiet = render_dashboard(report | {"warnings": []}, CURVES)
+    assert "entropy collapse" not in quiet and figures(quiet)["curve_1"]["layout"]["shapes"] == []
+
+
+def test_samples_of_rl_are_shown_with_their_rewards_and_special_tokens(report: dict[str, Any]) -> None:
+    assert [record["step"] for record in report["rollouts"]] == [1, 2, 3]
+    text = " ".join(Page(render_dashboard(report, CURVES)).text.split())
+    assert "Step 3 <bos>1+2:2 samples" in text
+    assert "best13>1<eos> worst03>0<eos>" in text
+    report["rollouts"][0]["samples"][0]["parts"] = [
+        {"policy": True, "text": "long " * 100},
+        {"policy": False, "text": "the environment's"},
+    ]
+    content = render_dashboard(report, CURVES)
+    assert "(500 characters)" in content and "Shaded lines are the environment's" in content
+
+
+def test_a_run_without_trajectories_has_no_such_table(report: dict[str, Any]) -> None:
+    assert "What RL trained on" not in render_dashboard(report | {"rollouts": []}, CURVES)
 
 
 def test_a_page_without_any_graded_completion_can_still_be_drawn(report: dict[str, Any]) -> None:
