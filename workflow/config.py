@@ -25,6 +25,7 @@ from stages.trainer.config import ModelConfig
 from workflow.layers import Layer, is_override, merge, read_file, read_override
 from workflow.mistakes import describe
 from workflow.profile import with_profile
+from workflow.settings import with_settings
 
 INPUTS: dict[str, tuple[str, ...]] = {
     "synth": (),
@@ -80,7 +81,7 @@ class RunConfig(Section):
 def load(arguments: Sequence[str], extra: Mapping[str, Any] | None = None) -> RunConfig:
     """Read config files and overrides `dotted.key=value`, the later over the earlier; no file means the default one.
 
-    Below them all is the profile that one of them names.
+    Below them all are the settings of the algorithm and the profile that they name.
     `extra` is laid over them (Snakemake's --config). Raises ValueError that names the key, its source and the valid
     keys.
     """
@@ -89,7 +90,7 @@ def load(arguments: Sequence[str], extra: Mapping[str, Any] | None = None) -> Ru
     layers += [read_override(argument) for argument in arguments if is_override(argument)]
     if extra:
         layers.append(Layer("--config", dict(extra)))
-    layers = with_profile(layers)
+    layers = with_profile(with_settings(layers))
     for layer in layers:
         if "source" in layer.values and Path(layer.source).name != "config.json":
             raise ValueError(f"{layer.where(('source',))}: `source` is filled in by Qianka; remove it")

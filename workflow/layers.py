@@ -69,7 +69,7 @@ def read_file(path: Path) -> Layer:
         raise ValueError(f"config file {path}: expected `key: value` lines, found {type(values).__name__}")
     for section, key in PATHS:
         _resolve(values, section, key, path.parent)
-    _resolve_terms(values, path.parent)
+    resolve_terms(values, path.parent)
     lines, again = _lines(node)
     if again:
         key, line = again[0]
@@ -86,7 +86,7 @@ def read_override(text: str) -> Layer:
         raise ValueError(f"{text}: the value is not YAML: {error}") from error
     for part in reversed(key.split(".")):
         parsed = {part: parsed}
-    _resolve_terms(parsed, Path.cwd())
+    resolve_terms(parsed, Path.cwd())
     return Layer(f"command line ({text})", parsed)
 
 
@@ -124,7 +124,7 @@ def _resolve(values: dict[str, Any], section: str, key: str, folder: Path) -> No
         found[key] = str(beside.resolve())
 
 
-def _resolve_terms(values: dict[str, Any], folder: Path) -> None:
+def resolve_terms(values: dict[str, Any], folder: Path) -> None:
     """Make the user's own files among `rl.rewards` absolute, from the working directory or else from `folder`."""
     section = values.get("rl")
     rewards = section.get("rewards") if isinstance(section, dict) else None
@@ -133,6 +133,11 @@ def _resolve_terms(values: dict[str, Any], folder: Path) -> None:
         if own is not None:
             path = Path(own[0]) if Path(own[0]).exists() else folder / own[0]
             reward["term"] = f"{path.resolve()}:{own[1]}"
+
+
+def key_lines(text: str) -> dict[Key, int]:
+    """The line of each key in YAML that parses."""
+    return _lines(yaml.compose(text, yaml.SafeLoader))[0]
 
 
 def _lines(node: yaml.Node | None, above: Key = ()) -> tuple[dict[Key, int], list[tuple[Key, int]]]:

@@ -9,6 +9,7 @@ from typing import Any
 from checkpoints.manifest import digest, file_digest
 from slurm.attempt import Request
 from slurm.fingerprint import code_digest
+from stages.algorithms.spec import operator_files, read_spec
 from stages.environments.rewards import own_file
 from workflow.config import INPUTS, RunConfig
 from workflow.layers import PATHS, Key
@@ -67,6 +68,10 @@ def file_digests(config: Mapping[str, Any]) -> dict[str, str]:
         if value and Path(value).exists():
             path = Path(value)
             found[f"{section}.{key}"] = _model_digest(path) if path.is_dir() else file_digest(path)
+    if "rl.algorithm" in found:
+        algorithm = Path(config["rl"]["algorithm"])
+        for file in operator_files(algorithm, read_spec(algorithm)):
+            found[f"rl.algorithm {file}"] = file_digest(file)
     for reward in config.get("rl", {}).get("rewards", ()):
         own = own_file(reward["term"])
         if own is not None and Path(own[0]).exists():

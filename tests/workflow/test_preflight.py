@@ -47,7 +47,7 @@ def test_a_broken_file_of_harder_rows_is_named_by_its_own_key(here):
 def test_an_unknown_algorithm_lists_the_shipped_ones(here):
     message = refused("rl.algorithm=gpro")
     assert "rl.algorithm: 'gpro'" in message
-    assert "dr_grpo, grpo, ppo, rloo" in message
+    assert "did you mean gspo or grpo?" in message
 
 
 def test_an_algorithm_that_cannot_be_executed_is_refused_before_a_node_is_asked_for(here):
