@@ -115,10 +115,18 @@ def generate(
     noise: float = 0.0,
     on_progress: Callable[[int], None] | None = None,
 ) -> list[Completion]:
-    """Complete all requests, in their order. `on_progress` is told how many have ended."""
+    """Complete all requests, in their order. `on_progress` is told how many have ended.
+
+    Raises the ValueError of `add`, with none left in flight.
+    """
     engine.start(sampling, greedy=greedy, noise=noise)
     for key, request in enumerate(requests):
-        engine.add(key, request)
+        try:
+            engine.add(key, request)
+        except ValueError:
+            engine.cancel(range(key))
+            engine.step()
+            raise
     completions: dict[int, Completion] = {}
     while len(completions) < len(requests):
         completions.update(engine.step())

@@ -1,7 +1,8 @@
-"""Keys and values of the sequences that are being generated, one slot each, and the two ways to attend with them."""
+"""Keys and values of the sequences that are being generated, one row each, and the three ways to attend with them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -10,92 +11,159 @@ from transformers import PreTrainedConfig
 
 
 class SlotCache:
-    """`layers` x (keys, values), each [slots, key-value heads, positions, head size].
+    """Keys, each layer [rows, key-value heads, head size, positions], and values [..., positions, head size].
 
-    What lies at or beyond a slot's length is stale but finite, and never attended to.
+    Keys lie as one new token's query multiplies them. What lies at or beyond a row's length is stale but finite, and
+    never attended to.
     """
 
-    def __init__(self, config: PreTrainedConfig, slots: int, positions: int, like: Tensor) -> None:
+    def __init__(self, config: PreTrainedConfig, rows: int, positions: int, like: Tensor) -> None:
         """An empty cache for a model of `config`, of the type and on the device of `like`."""
         heads = config.num_attention_heads
         size = getattr(config, "head_dim", None) or config.hidden_size // heads
-        shape = (slots, getattr(config, "num_key_value_heads", heads), positions, size)
+        shared = getattr(config, "num_key_value_heads", heads)
         layers = range(config.num_hidden_layers)
-        self.keys = [like.new_zeros(shape) for _ in layers]
-        self.values = [like.new_zeros(shape) for _ in layers]
+        self.keys = [like.new_zeros(rows, shared, size, positions) for _ in layers]
+        self.values = [like.new_zeros(rows, shared, positions, size) for _ in layers]
 
-    def keep(self, slots: Tensor) -> None:
-        """Leave only `slots`, renumbered in their order."""
-        self.keys = [keys[slots] for keys in self.keys]
-        self.values = [values[slots] for values in self.values]
+    @property
+    def positions(self) -> int:
+        """Most tokens of a row."""
+        return self.keys[0].shape[-1]
+
+    def grow(self, rows: int, positions: int) -> None:
+        """Make room, and keep what is there."""
+        for layer, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
+            old_rows, shared, size, old = keys.shape
+            self.keys[layer] = keys.new_zeros(rows, shared, size, positions)
+            self.keys[layer][:old_rows, ..., :old] = keys
+            self.values[layer] = values.new_zeros(rows, shared, positions, size)
+            self.values[layer][:old_rows, :, :old] = values
+
+    def move(self, to: Tensor, source: Tensor) -> None:
+        """Copy rows `source` to rows `to`."""
+        for tensor in (*self.keys, *self.values):
+            tensor[to] = tensor[source]
+
+
+@dataclass(frozen=True)
+class Padding:
+    """Pieces that lie side by side in one row of tokens, and the padded batch that attention needs."""
+
+    padded: Tensor
+    """[pieces, longest], index of each piece's token in the row of tokens; beyond its end any index."""
+    packed: Tensor
+    """[tokens], index into the flattened `padded` of each token of the row."""
+
+    @staticmethod
+    def of(lengths: Sequence[int], device: torch.device) -> "Padding":
+        """For pieces of `lengths`."""
+        count = torch.tensor(lengths)
+        inside = torch.arange(max(lengths)) < count[:, None]
+        starts = torch.tensor([0, *accumulate(lengths[:-1])])
+        padded = torch.where(inside, starts[:, None] + torch.arange(max(lengths)), 0)
+        return Padding(padded.to(device), inside.flatten().nonzero()[:, 0].to(device))
+
+    def pad(self, tensor: Tensor) -> Tensor:
+        """From [1, heads, tokens, size] to [pieces, heads, longest, size]."""
+        return tensor[0].transpose(0, 1)[self.padded].transpose(1, 2)
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        """From [pieces, heads, longest, size] to [1, tokens, heads, size]."""
+        return tensor.transpose(1, 2).flatten(0, 1)[self.packed][None]
 
 
 @dataclass(frozen=True)
 class PrefillContext:
-    """Prompts side by side as one row of tokens; what they leave in the cache goes to the slots that will go on."""
+    """Whole prompts; what they leave in the cache goes to the rows that will go on."""
 
     cache: SlotCache
-    padded: Tensor
-    """[prompts, longest], index of each prompt's token in the row; beyond its end any index."""
-    packed: Tensor
-    """[tokens], index into the flattened `padded` of each token of the row."""
-    slots: Tensor
-    """[slots that begin]"""
+    padding: Padding
+    rows: Tensor
+    """[rows that begin]"""
     prompt_of: Tensor
-    """[slots that begin], which prompt each has: samples of one prompt share its prefill."""
-
-    @staticmethod
-    def of(cache: SlotCache, lengths: Sequence[int], slots: Tensor, prompt_of: Tensor) -> "PrefillContext":
-        """For prompts of `lengths`."""
-        count = torch.tensor(lengths)
-        inside = torch.arange(max(lengths)) < count[:, None]
-        starts = count.cumsum(0) - count
-        padded = torch.where(inside, starts[:, None] + torch.arange(max(lengths)), 0)
-        packed = inside.flatten().nonzero()[:, 0]
-        return PrefillContext(cache, padded.to(slots.device), packed.to(slots.device), slots, prompt_of)
+    """[rows that begin], which prompt each has: samples of one prompt share its prefill."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """Causal attention inside each prompt; [1, heads, tokens, size] to [1, tokens, heads, size]."""
-        query, key, value = (self._pad(tensor) for tensor in (query, key, value))
-        length = self.padded.shape[1]
-        self.cache.keys[layer][self.slots, :, :length] = key[self.prompt_of]
-        self.cache.values[layer][self.slots, :, :length] = value[self.prompt_of]
+        """Causal attention inside each prompt; see `stages.trainer.attention`."""
+        query, key, value = (self.padding.pad(tensor) for tensor in (query, key, value))
+        length = query.shape[2]
+        self.cache.keys[layer][self.rows, ..., :length] = key[self.prompt_of].transpose(-1, -2)
+        self.cache.values[layer][self.rows, :, :length] = value[self.prompt_of]
         seen = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=True)
-        return seen.transpose(1, 2).flatten(0, 1)[self.packed][None]
+        return self.padding.pack(seen)
 
-    def _pad(self, tensor: Tensor) -> Tensor:
-        return tensor[0].transpose(0, 1)[self.padded].transpose(1, 2)
+
+@dataclass(frozen=True)
+class ExtendContext:
+    """New tokens after those that rows have already, several in each row."""
+
+    cache: SlotCache
+    padding: Padding
+    rows: Tensor
+    """[rows]"""
+    row_of: Tensor
+    """[tokens], the row of each token."""
+    position_of: Tensor
+    """[tokens], where each goes."""
+    seen: Tensor
+    """[rows, 1, longest, width], whether a token sees a position of its row."""
+
+    @staticmethod
+    def of(cache: SlotCache, rows: Tensor, kept: Sequence[int], lengths: Sequence[int]) -> "ExtendContext":
+        """`lengths` tokens after the `kept` ones of `rows`; the cache has the room."""
+        before, count = torch.tensor(kept), torch.tensor(lengths)
+        place = before[:, None] + torch.arange(max(lengths))
+        seen = torch.arange(int((before + count).max())) <= place[..., None]
+        inside = torch.arange(max(lengths)) < count[:, None]
+        row_of = rows.repeat_interleave(count.to(rows.device))
+        position_of, seen = place[inside].to(rows.device), seen[:, None].to(rows.device)
+        return ExtendContext(cache, Padding.of(lengths, rows.device), rows, row_of, position_of, seen)
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """Causal attention of the new tokens to all of their row; see `stages.trainer.attention`."""
+        keys, values, width = self.cache.keys[layer], self.cache.values[layer], self.seen.shape[-1]
+        keys[self.row_of, :, :, self.position_of] = key[0].transpose(0, 1)
+        values[self.row_of, :, self.position_of] = value[0].transpose(0, 1)
+        keys, values = keys[self.rows, ..., :width].transpose(-1, -2), values[self.rows, :, :width]
+        query = self.padding.pad(query)
+        seen = scaled_dot_product_attention(query, keys, values, attn_mask=self.seen, scale=scale, enable_gqa=True)
+        return self.padding.pack(seen)
 
 
 @dataclass(frozen=True)
 class DecodeContext:
-    """One new token in every slot."""
+    """One new token in each of the first rows."""
 
     cache: SlotCache
     positions: Tensor
-    """[slots], where the new token goes: the number of tokens before it."""
-    slots: Tensor
-    """[slots], 0, 1, ..."""
-    seen: Tensor
-    """[slots, 1, 1, width], true up to the slot's position; no slot that matters is longer than the width."""
+    """[rows], where the new token goes: the number of tokens before it."""
+    rows: Tensor
+    """[rows], 0, 1, ..."""
+    bias: Tensor
+    """[rows x key-value heads, 1, width], 0 up to the row's position, beyond it minus infinity. The same in each
+    layer, so it is made once. No row that matters is longer than the width."""
 
     @staticmethod
     def of(cache: SlotCache, positions: Tensor, width: int) -> "DecodeContext":
-        """For slots at `positions`, all that matter below `width`."""
+        """For rows at `positions`, all that matter below `width`."""
         numbers = torch.arange(max(width, len(positions)), device=positions.device)
-        seen = (numbers[:width] <= positions[:, None])[:, None, None]
-        return DecodeContext(cache, positions, numbers[: len(positions)], seen)
+        unseen = numbers[:width] > positions[:, None]
+        bias = torch.zeros(unseen.shape, dtype=cache.values[0].dtype, device=positions.device)
+        bias.masked_fill_(unseen, -torch.inf)
+        shared = cache.values[0].shape[1]
+        bias = bias[:, None].expand(-1, shared, -1).reshape(-1, 1, width)
+        return DecodeContext(cache, positions, numbers[: len(positions)], bias)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """Attention of the new token to its slot; [slots, heads, 1, size] to [slots, 1, heads, size]."""
-        keys, values = self.cache.keys[layer], self.cache.values[layer]
-        keys[self.slots, :, self.positions] = key[:, :, 0]
-        values[self.slots, :, self.positions] = value[:, :, 0]
-        slots, heads, _, size = query.shape
+        """Attention of the new token to its row; [rows, heads, 1, size] to [rows, 1, heads, size]."""
+        keys, values, width = self.cache.keys[layer], self.cache.values[layer], self.bias.shape[-1]
+        keys[self.rows, :, :, self.positions] = key[:, :, 0]
+        values[self.rows, :, self.positions] = value[:, :, 0]
+        rows, heads, _, size = query.shape
+        shared = keys.shape[1]
         # The heads that share a key-value head stand where a sequence's tokens would: the cache is never repeated.
-        grouped = query.reshape(slots, keys.shape[1], -1, size)
-        width = self.seen.shape[-1]
-        out = scaled_dot_product_attention(
-            grouped, keys[:, :, :width], values[:, :, :width], attn_mask=self.seen, scale=scale
-        )
-        return out.reshape(slots, 1, heads, size)
+        grouped = query.reshape(rows * shared, heads // shared, size)
+        scores = torch.baddbmm(self.bias, grouped, keys[:rows].flatten(0, 1)[..., :width], alpha=scale)
+        shares = scores.softmax(-1, dtype=torch.float32).to(values.dtype)
+        return torch.bmm(shares, values[:rows].flatten(0, 1)[:, :width]).view(rows, 1, heads, size)

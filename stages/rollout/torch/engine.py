@@ -1,27 +1,32 @@
-"""The torch rollout engine: transformers' own model, a key-value cache in slots, continuous refill.
+"""The torch rollout engine: transformers' weights, a key-value cache in slots, continuous refill.
 
-It knows token ids only: no text, no rewards, no environment.
+It knows token ids only: no rewards, no environment. Text it knows only where stop strings end a completion.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from stages.rollout.config import SamplingConfig
 from stages.rollout.engine import Completion, Request
-from stages.rollout.torch.generation import Generation
+from stages.rollout.torch.forward import forward_of
+from stages.rollout.torch.rows import Rows
+from stages.rollout.torch.sample import Sample
 from stages.rollout.torch.sampling import Sampler
+from stages.rollout.torch.slots import Slots
+from stages.rollout.torch.stops import StopWatch
 from stages.trainer import attention
 
 REFILL_SHARE = 1 / 8
-"""Free slots are refilled when at least this share of them is free: a prefill costs a forward pass of its own."""
-COMPACT_SHARE = 0.9
-"""With nothing left to refill, ended slots are given up once no more than this share is alive."""
+"""Waiting requests are admitted when there are, with room, this many for each one in flight ..."""
+REFILL_STEPS = 8
+"""... or when so many tokens were decoded since the last time: an admission costs a forward pass of its own."""
+TOKENS_PER_STEP = 32
+"""Tokens of each request in one `step`, at most."""
 STEPS_BETWEEN_LOOKS = {"cpu": 1, "cuda": 8}
-"""Decode steps before the host looks at which sequences have ended: a look at a card stalls it."""
+"""Decode steps before the host looks at which requests have ended: a look at a card stalls it."""
 
 
 class TorchEngine:
@@ -32,65 +37,112 @@ class TorchEngine:
     change its random numbers, only the rounding of its matrix products.
     """
 
-    def __init__(self, model: PreTrainedModel, eos: int, special: Collection[int] = ()) -> None:
-        """`eos` ends a completion; noise never puts `eos` or `special` tokens in place."""
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        eos: int,
+        special: Collection[int] = (),
+        *,
+        tokenizer: PreTrainedTokenizerFast | None = None,
+    ) -> None:
+        """`eos` ends a completion; noise never puts `eos` or `special` tokens in place.
+
+        Only stop strings need the `tokenizer`.
+        """
         implementation = getattr(model.config, "_attn_implementation", None)
         assert implementation == attention.NAME, f"the model attends by {implementation}"
-        self.model, self.eos, self.version = model, eos, 0
+        self.model, self.eos, self.tokenizer, self.version = model, eos, tokenizer, 0
         self.context: int = model.config.max_position_embeddings
-        self._ordinary = torch.tensor(sorted(set(range(model.config.vocab_size)) - {eos, *special}))
-        self._waiting: dict[int, Request] = {}
+        self._forward = forward_of(model)
+        device = next(model.parameters()).device
+        self._ordinary = torch.tensor(sorted(set(range(model.config.vocab_size)) - {eos, *special}), device=device)
+        self._between = STEPS_BETWEEN_LOOKS[device.type]
+        self._turns: dict[int, Sample] = {}
+        """Requests that wait, by key: those whose session has kept something, who go first ..."""
+        self._waiting: dict[int, Sample] = {}
+        """... and all others."""
+        self._ended: list[tuple[int, Completion]] = []
+        self._since_refill = 0
+        self._begin(SamplingConfig(), 1.0, 0.0)
+
+    @property
+    def prefilled(self) -> int:
+        """Prompt tokens that went through the model since `start`."""
+        return self._rows.prefilled
 
     def start(self, sampling: SamplingConfig, *, greedy: bool = False, noise: float = 0.0) -> None:
-        """See `Engine`."""
-        self._sampling, self._noise = sampling, noise
-        self._temperature = 0.0 if greedy else sampling.temperature
+        """See `Engine`. What sessions have kept is given up."""
+        assert self._idle, "requests are in flight"
+        assert not sampling.stop or self.tokenizer is not None, "stop strings need the tokenizer"
+        self._begin(sampling, 0.0 if greedy else sampling.temperature, noise)
 
     def add(self, key: int, request: Request) -> None:
         """See `Engine`."""
-        self._limit(key, request)
-        self._waiting[key] = request
-
-    def update(self, weights: Iterable[tuple[str, Tensor]] | None, version: int) -> None:
-        """Take the policy's weights of `version`; None when the model is the policy's own.
-
-        Raises ValueError when `weights` lacks a parameter, or has one of another name or shape.
-        """
-        if weights is not None:
-            _copy_weights(self.model, weights)
-        self.version = version
+        length = len(request.prompt)
+        if not 0 < length < self.context:
+            raise ValueError(
+                f"request {key}: the prompt has {length} tokens, but the model's context is {self.context}; "
+                "it must have at least one and leave room for an answer"
+            )
+        limit = min(request.max_new_tokens or self._sampling.max_new_tokens, self.context - length)
+        watch = StopWatch(self._sampling.stop, self.tokenizer) if self._sampling.stop and self.tokenizer else None
+        sample = Sample(key, request, tuple(request.prompt), limit, request.session, watch)
+        (self._turns if sample.session in self._rows.kept else self._waiting)[key] = sample
 
     @torch.inference_mode()
     def step(self) -> list[tuple[int, Completion]]:
-        """See `Engine`."""
-        keys, requests = list(self._waiting), list(self._waiting.values())
-        self._waiting = {}
-        if not requests:
-            return []
-        device = next(self.model.parameters()).device
-        generation = Generation(
-            self.model,
-            [request.prompt for request in requests],
-            [request.seed for request in requests],
-            [self._limit(*pair) for pair in zip(keys, requests, strict=True)],
-            Sampler(self._temperature, self._noise, self._ordinary.to(device)),
-            self.eos,
-            slots=min(self._sampling.slots, len(requests)),
-        )
-        was_training = self.model.training
-        self.model.eval()
-        _play(generation, STEPS_BETWEEN_LOOKS[device.type], None)
-        self.model.train(was_training)
-        return [(key, self._completion(*made)) for key, made in zip(keys, generation.results(), strict=True)]
+        """See `Engine`: up to the first look at which something has ended."""
+        was_training = self.model.training and not self._forward.lean  # the lean layers have no dropout
+        if was_training:
+            self.model.eval()
+        decoded = 0
+        while not self._ended and decoded < TOKENS_PER_STEP:
+            if self._is_time_to_admit():
+                self._admit()
+            elif self._rows.playing:
+                self._rows.compact()
+                self._rows.decode(self._between)
+                decoded += self._between
+                self._since_refill += self._between
+            else:
+                break
+            self._look()
+        if was_training:
+            self.model.train()
+        ended, self._ended = self._ended, []
+        return ended
 
+    @torch.inference_mode()
     def cancel(self, keys: Iterable[int]) -> None:
         """See `Engine`."""
+        cancelled = set(keys)
+        for queue in (self._turns, self._waiting):
+            for key in cancelled & queue.keys():
+                self._ended.append((key, queue.pop(key).completion([], torch.zeros(0).numpy(), "cancelled")))
+        self._collect([sample for sample in self._rows.playing.values() if sample.key in cancelled], cancelled=True)
 
     def release(self, sessions: Iterable[int]) -> None:
         """See `Engine`."""
+        released = set(sessions)
+        self._rows.forget(released)
+        for sample in (*self._turns.values(), *self._waiting.values(), *self._rows.playing.values()):
+            if sample.session in released:
+                sample.session = None
+
+    def update(self, weights: Iterable[tuple[str, Tensor]] | None, version: int) -> None:
+        """See `Engine`. Requests in flight keep their keys and values; ended turns lose theirs."""
+        if weights is not None:
+            _copy_weights(self.model, weights)
+        self.version = version
+        self._rows.forget(list(self._rows.kept))
+        for sample in self._rows.playing.values():
+            sample.stale = True
+            sample.versions.append((sample.made, version))
 
     def sleep(self) -> None:
-        """See `Engine`; keys and values live only while something is in flight."""
+        """See `Engine`: the keys and values go, the weights stay."""
+        assert self._idle, "requests are in flight"
+        self._rows = Rows(self._empty_slots(), self._sampling.slots)
 
     def wake(self) -> None:
         """See `Engine`."""
@@ -98,36 +150,60 @@ class TorchEngine:
     def close(self) -> None:
         """See `Engine`."""
 
-    def _completion(self, tokens: list[int], logprobs: np.ndarray) -> Completion:
-        reason = "stop" if tokens[-1] == self.eos else "length"
-        return Completion(tokens, logprobs, np.full(len(tokens), self.version, np.int32), reason)
+    @property
+    def _idle(self) -> bool:
+        return not (self._rows.playing or self._turns or self._waiting)
 
-    def _limit(self, key: int, request: Request) -> int:
-        length = len(request.prompt)
-        if not 0 < length < self.context:
-            raise ValueError(
-                f"request {key}: the prompt has {length} tokens, but the model's context is {self.context}; "
-                "it must have at least one and leave room for an answer"
-            )
-        return min(request.max_new_tokens or self._sampling.max_new_tokens, self.context - length)
+    def _begin(self, sampling: SamplingConfig, temperature: float, noise: float) -> None:
+        self._sampling, self._sampler = sampling, Sampler(temperature, noise, self._ordinary)
+        self._ends = (self.eos, *sampling.stop_tokens)
+        self._rows = Rows(self._empty_slots(), sampling.slots)
 
+    def _empty_slots(self) -> Slots:
+        return Slots(self.model, self._forward, self._sampler, self._ends)
 
-def _play(generation: Generation, num_steps: int, on_progress: Callable[[int], None] | None) -> None:
-    """Refill, decode, compact, until every request has ended."""
-    total, slots = len(generation.prompts), len(generation.alive)
-    while True:
-        free, alive, width = generation.look()
-        if on_progress:
-            on_progress(total - len(generation.waiting) - len(alive))
-        if generation.waiting and (not alive or len(free) >= REFILL_SHARE * slots):
-            generation.admit(free)
-        elif not alive:
+    def _is_time_to_admit(self) -> bool:
+        playing = len(self._rows.playing)
+        ready = min(len(self._turns) + len(self._waiting), self._sampling.slots - playing)
+        return ready > 0 and (ready >= REFILL_SHARE * playing or self._since_refill >= REFILL_STEPS)
+
+    def _admit(self) -> None:
+        while admitted := self._rows.admit([*self._turns.values(), *self._waiting.values()]):
+            for sample in admitted:
+                self._turns.pop(sample.key, None)
+                self._waiting.pop(sample.key, None)
+                sample.made = 1
+                sample.versions.append((0, self.version))
+        self._since_refill = 0
+
+    def _look(self) -> None:
+        """See which requests have ended, by themselves or by a stop string."""
+        rows = self._rows
+        alive, made = (array.tolist() for array in rows.slots.look())
+        ended: list[Sample] = []
+        tokens = rows.slots.read(list(rows.playing))[0] if self._sampling.stop else None
+        for index, (row, sample) in enumerate(rows.playing.items()):
+            sample.made = made[row]
+            if tokens is not None and sample.watch is not None:
+                sample.watch.read(tokens[index, sample.watch.count : sample.made].tolist())
+                sample.made = sample.watch.count
+            if not alive[row] or (sample.watch is not None and sample.watch.found):
+                ended.append(sample)
+        self._collect(ended)
+
+    def _collect(self, ended: Sequence[Sample], *, cancelled: bool = False) -> None:
+        """Make completions of what these have, and free their rows."""
+        if not ended:
             return
-        else:
-            if not generation.waiting and len(alive) <= COMPACT_SHARE * (len(free) + len(alive)):
-                generation.compact(alive)
-            for step in range(num_steps):
-                generation.decode(width + step)
+        rows = [sample.row for sample in ended]
+        self._rows.slots.end(rows)
+        for sample, row, logprobs in zip(ended, *self._rows.slots.read(rows), strict=True):
+            tokens: list[int] = row[: sample.made].tolist()
+            stopped = tokens[-1] in self._ends or (sample.watch is not None and sample.watch.found)
+            reason = "cancelled" if cancelled else "stop" if stopped else "length"
+            completion = sample.completion(tokens, logprobs[: sample.made].copy(), reason)
+            self._ended.append((sample.key, completion))
+            self._rows.leave(sample, tokens)
 
 
 def unsharded_copy(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:

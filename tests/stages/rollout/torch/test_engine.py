@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Pr
 
 from stages.rollout.config import SamplingConfig
 from stages.rollout.engine import Completion, Request, generate
-from stages.rollout.torch import generation
+from stages.rollout.torch import rows, slots
 from stages.rollout.torch.engine import TorchEngine, unsharded_copy
 from stages.trainer import attention
 
@@ -114,7 +114,7 @@ def test_the_same_call_gives_the_same_bits() -> None:
 def test_small_prefills_and_rare_looks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     sampling = SamplingConfig(max_new_tokens=20, slots=4)
     usual = generate(TorchEngine(tiny(), EOS), requests(), sampling)
-    monkeypatch.setattr(generation, "PREFILL_TOKENS", 8)
+    monkeypatch.setattr(rows, "PREFILL_TOKENS", 8)
     monkeypatch.setattr("stages.rollout.torch.engine.STEPS_BETWEEN_LOOKS", {"cpu": 7})
     other = generate(TorchEngine(tiny(), EOS), requests(), sampling)
     assert [completion.tokens for completion in usual] == [completion.tokens for completion in other]
@@ -122,15 +122,15 @@ def test_small_prefills_and_rare_looks_change_nothing(monkeypatch: pytest.Monkey
 
 def test_a_long_prompt_does_not_pad_many_short_ones_to_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
     padded: list[int] = []
-    of = generation.PrefillContext.of
+    of = slots.Padding.of
 
-    def noted(*arguments: Any) -> generation.PrefillContext:
-        context = of(*arguments)
-        padded.append(context.padded.numel())
-        return context
+    def noted(*arguments: Any) -> slots.Padding:
+        padding = of(*arguments)
+        padded.append(padding.padded.numel())
+        return padding
 
-    monkeypatch.setattr(generation.PrefillContext, "of", noted)
-    monkeypatch.setattr(generation, "PREFILL_TOKENS", 40)
+    monkeypatch.setattr(slots.Padding, "of", noted)
+    monkeypatch.setattr(rows, "PREFILL_TOKENS", 40)
     prompts = [[1, *range(3, 22)], *([1, token] for token in range(3, 22))]
     generate(TorchEngine(tiny(), EOS), requests(prompts), SamplingConfig(max_new_tokens=2, slots=32))
     assert max(padded) == 40
