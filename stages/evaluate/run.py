@@ -148,7 +148,7 @@ def load_engine(
     assert isinstance(tokenizer.eos_token_id, int)
     model = load_policy(source, config.seed).to(device_of(job)).model
     use_cores(job, model)
-    return TorchEngine(model, tokenizer.eos_token_id, tokenizer.all_special_ids)
+    return TorchEngine(model, tokenizer.eos_token_id, tokenizer.all_special_ids, tokenizer=tokenizer)
 
 
 def publish(config: StageConfig, inputs: dict[str, Result], exam: Exam, files: RowFiles, folder: Path) -> None:

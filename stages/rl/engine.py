@@ -13,7 +13,7 @@ def make_engine(learner: Learner, tokenizer: PreTrainedTokenizerFast) -> TorchEn
     first = next(model.parameters())
     model = unsharded_copy(model, first.device) if isinstance(first, DTensor) else model
     assert isinstance(tokenizer.eos_token_id, int), "load_tokenizer has checked it"
-    return TorchEngine(model, tokenizer.eos_token_id, tokenizer.all_special_ids)
+    return TorchEngine(model, tokenizer.eos_token_id, tokenizer.all_special_ids, tokenizer=tokenizer)
 
 
 def refresh(engine: TorchEngine, learner: Learner, version: int) -> None:
