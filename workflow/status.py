@@ -10,6 +10,7 @@ from rich.tree import Tree
 
 from checkpoints.manifest import Manifest, Result
 from data.progress import read_progress
+from data.warnings import read_warnings
 from slurm.query.queue import NoAnswer
 from slurm.record import Record, is_finished, read_record
 from slurm.verdict import explain
@@ -20,10 +21,12 @@ from workflow.config import INPUTS
 from workflow.paths import RunPaths
 
 SHOWN_METRICS = 3
+SHOWN_WARNINGS = 3
+"""The last ones of a stage; the job's log and the dashboard have all."""
 
 
 def render(name: str) -> RenderableType:
-    """The run's table of stages, and below it the lineage of its last result."""
+    """The table of the stages; below it what looks wrong in how one learns, and the lineage of the last result."""
     paths = RunPaths(name)
     table = Table(title=f"run {name}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("stage", "state and job", "attempt", "progress", "metrics"):
@@ -31,7 +34,7 @@ def render(name: str) -> RenderableType:
     for stage in INPUTS:
         table.add_row(stage, *(Text(cell) for cell in _cells(paths, stage)))
     last = next((stage for stage in reversed(INPUTS) if paths.manifest(stage).exists()), None)
-    parts: list[RenderableType] = [table]
+    parts: list[RenderableType] = [table, *(Text(line, style="yellow") for line in warnings(paths))]
     if last:
         parts.append(lineage(paths, last))
     if paths.dashboard.exists():
@@ -47,12 +50,12 @@ def _cells(paths: RunPaths, stage: str) -> tuple[str, str, str, str]:
     except ValueError as error:
         return f"damaged: {error}", "", "", ""
     attempt = record.attempt if record else manifest.attempt if manifest else ""
-    progress = _progress(folder / attempt) if attempt else ""
+    progress, last = _progress(folder / attempt) if attempt else ("", "")
     if manifest and (record is None or record.attempt == manifest.attempt):
         return f"done{_job(record)}", attempt, progress, _metrics(manifest)
     if record is None:
         return "not started", "", "", ""
-    return f"{_state(folder, record)}{_job(record)}", attempt, progress, ""
+    return f"{_state(folder, record)}{_job(record)}", attempt, progress, last
 
 
 def _state(folder: Path, record: Record) -> str:
@@ -91,12 +94,38 @@ def _job(record: Record | None) -> str:
     return f"\njob {record.job_id}" if record.executor == "slurm" else f"\nprocess {record.job_id} on {record.host}"
 
 
-def _progress(attempt: Path) -> str:
+def _progress(attempt: Path) -> tuple[str, str]:
+    """How far an attempt is, and what its last step measured."""
     reading = read_progress(attempt)
     if reading is None:
-        return ""
+        return "", ""
     done = f"{reading['done']}/{reading['total']} {reading['unit']}"
-    return done if reading["done"] == reading["total"] else f"{done}, {pace(reading)}"
+    rest = "" if reading["done"] == reading["total"] else f", {pace(reading)}"
+    return done + rest, str(reading["message"]).replace(", ", "\n")
+
+
+def warnings(paths: RunPaths) -> list[str]:
+    """A line for each of the last warnings of the stages' present attempts."""
+    lines: list[str] = []
+    for stage in INPUTS:
+        attempt = _attempt(paths, stage)
+        found = read_warnings(attempt) if attempt else []
+        if len(found) > SHOWN_WARNINGS:
+            lines.append(f"warning: {stage} has {len(found)} warnings; the last ones are:")
+        lines += [f"warning: {stage}, {warned}" for warned in found[-SHOWN_WARNINGS:]]
+    return lines
+
+
+def _attempt(paths: RunPaths, stage: str) -> Path | None:
+    """The folder of the stage's last attempt, as far as anything says which that is."""
+    folder = paths.stage(stage)
+    try:
+        record = read_record(folder) if folder.is_dir() else None
+        if record is not None:
+            return folder / record.attempt
+        return Result(paths.manifest(stage), look_at_files=False).folder if paths.manifest(stage).exists() else None
+    except ValueError:
+        return None  # the table says what is damaged
 
 
 def _metrics(manifest: Manifest) -> str:

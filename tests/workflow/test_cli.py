@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from data.progress import Progress
+from data.warnings import Warned, write_warnings
 from workflow.cli import app
 from workflow.config import schema_text
 from workflow.paths import RunPaths
@@ -90,6 +92,29 @@ def test_a_progress_file_that_a_lost_node_left_empty_is_no_progress(qianka, conf
     for attempt in Path("runs/mine").glob("*/*-1"):
         (attempt / "progress.json").touch()
     assert qianka("status", "mine").exit_code == 0
+
+
+def test_the_status_tells_what_looks_wrong_in_how_a_stage_learns_and_what_to_try(qianka, config, finish):
+    finish(["mine.yaml"])
+    (attempt,) = Path("runs/mine/rl").glob("*-1")
+    assert "warning" not in qianka("status", "mine").output
+    write_warnings(attempt, [Warned(step, "no signal", "all alike", "Try [easier] prompts.") for step in (1, 2, 3, 4)])
+    lines = [line.strip() for line in qianka("status", "mine").output.splitlines() if line.startswith("warning")]
+    assert lines[0] == "warning: rl has 4 warnings; the last ones are:"
+    assert lines[1:] == [f"warning: rl, step {n}: no signal: all alike. Try [easier] prompts." for n in (2, 3, 4)]
+    (attempt / "warnings.json").write_text("")
+    assert qianka("status", "mine").exit_code == 0
+
+
+def test_the_status_of_a_stage_that_is_not_done_shows_what_its_last_step_measured(qianka, config, finish):
+    finish(["mine.yaml"])
+    stage = RunPaths("mine").stage("rl")
+    (attempt,) = stage.glob("*-1")
+    for path in (stage / "manifest.json", attempt / "manifest.json"):
+        path.unlink()
+    Progress(attempt, 40, "steps").update(7, "reward 0.512, length 14.2")
+    output = qianka("status", "mine").output
+    assert "7/40 steps" in output and "reward 0.512" in output and "length 14.2" in output
 
 
 def test_a_run_that_is_not_there_is_named(qianka, config, finish):
