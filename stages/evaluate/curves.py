@@ -44,7 +44,13 @@ PANELS = (
         {"groups_without_signal": "all samples alike"},
         note="share of the prompts whose samples all earned the same",
     ),
-    Panel("rl", "RL: entropy and KL", {"entropy": "entropy"}, {"kl": "KL"}, note="nats a token"),
+    Panel(
+        "rl",
+        "RL: entropy and KL",
+        {"entropy": "entropy", "reference_kl": "KL to the reference"},
+        {"kl": "KL within an update"},
+        note="nats a token",
+    ),
     Panel(
         "rl",
         "RL: importance ratio and clip share",

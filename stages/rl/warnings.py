@@ -113,6 +113,16 @@ def kl_explodes(history: History) -> Found | None:
     return None if kl is None else Found(kl / 0.1, f"the KL divergence within an update is {kl:.3g} nats a token")
 
 
+def far_from_reference(history: History) -> Found | None:
+    """The policy is more than 1 nat a token from the reference.
+
+    To the reference a token that the policy chose is then e times less likely than to the policy, in geometric mean: it
+    writes another language, and what it was given by SFT is going.
+    """
+    kl = _recent(history, "reference_kl")
+    return None if kl is None else Found(kl, f"the KL divergence to the reference is {kl:.2g} nats a token")
+
+
 def clip_share_high(history: History) -> Found | None:
     """More than 30% of the tokens are clipped, and teach nothing.
 
@@ -165,6 +175,11 @@ RULES: tuple[tuple[Callable[[History], Found | None], str], ...] = (
         kl_explodes,
         "Try a lower rl.learning_rate, fewer epochs or minibatches in the algorithm file, or a smaller "
         "rl.optimizer.max_gradient_norm.",
+    ),
+    (
+        far_from_reference,
+        "Look at the sample completions. Try a greater weight of the KL term in the algorithm file, or a lower "
+        "rl.learning_rate.",
     ),
     (
         clip_share_high,

@@ -136,7 +136,7 @@ def test_every_metric_of_a_step_that_a_person_looks_at_has_a_chart(report: dict[
     entropy = charts["RL: entropy and KL"]["data"]
     assert [(line["name"], line["x"], line.get("yaxis")) for line in entropy] == [
         ("entropy", [1, 2], None),
-        ("KL", [1, 2], "y2"),
+        ("KL within an update", [1, 2], "y2"),
     ]
     low, high, mean = charts["RL: length of completions"]["data"]
     assert (low["y"], high["y"], mean["y"]) == ([2, 2, 2], [20, 19, 18], [9, 8, 7]) and high["fill"] == "tonexty"

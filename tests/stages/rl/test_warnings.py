@@ -94,6 +94,7 @@ TROUBLE: dict[str, dict[str, float | Curve]] = {
     "reward stuck": FLAT,
     "reward falls": {"reward": after(40, 0.5, 0.1)},
     "kl explodes": {"kl": after(20, 0.001, 3.0)},
+    "far from reference": {"reference_kl": lambda step: step / 40},
     "clip share high": {"clip_share": after(20, 0.01, 0.6)},
     "critic useless": {"explained_variance": after(20, 0.3, -1.0)},
 }
