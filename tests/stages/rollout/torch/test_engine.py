@@ -1,50 +1,27 @@
-import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
+from transformers import GraniteConfig, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
 from stages.rollout.config import SamplingConfig
 from stages.rollout.engine import Completion, Request, generate
 from stages.rollout.torch import rows, slots
 from stages.rollout.torch.engine import TorchEngine, unsharded_copy
-from stages.trainer import attention
+from stages.rollout.torch.forward import forward_of
 
 EOS = 2
-SHAPE = {
-    "vocab_size": 24,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.3,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": EOS,
-}
+Tiny = Callable[..., PreTrainedModel]
+Plain = Callable[[PreTrainedModel], PreTrainedModel]
+Logprobs = Callable[..., npt.NDArray[np.float32]]
 PROMPTS = [[1, *range(3, 3 + length)] for length in (4, 9, 1, 6, 4, 12, 2, 7, 3)]
-
-
-def tiny(config: PreTrainedConfig | None = None, seed: int = 0) -> PreTrainedModel:
-    torch.manual_seed(seed)
-    config = Qwen3Config(**SHAPE, head_dim=8, tie_word_embeddings=True) if config is None else config
-    return AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME).eval()
 
 
 def requests(prompts: Sequence[list[int]] = PROMPTS, seed: int = 100) -> list[Request]:
     return [Request(prompt, seed + index) for index, prompt in enumerate(prompts)]
-
-
-def reference(model: PreTrainedModel) -> PreTrainedModel:
-    config = copy.deepcopy(model.config)
-    plain = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-    plain.load_state_dict(model.state_dict())
-    return plain
 
 
 def same(left: list[Completion], right: list[Completion]) -> bool:
@@ -55,20 +32,24 @@ def same(left: list[Completion], right: list[Completion]) -> bool:
 
 
 @pytest.mark.parametrize(
-    "config",
+    ("kind", "own"),
     [
-        Qwen3Config(**SHAPE, head_dim=8, tie_word_embeddings=True),
-        LlamaConfig(**SHAPE, tie_word_embeddings=False),
+        (Qwen3Config, {"head_dim": 8, "tie_word_embeddings": True}),
+        (Qwen2Config, {"tie_word_embeddings": True}),
+        (LlamaConfig, {"tie_word_embeddings": False, "attention_bias": True, "rope_theta": 500.0}),
+        (GraniteConfig, {"tie_word_embeddings": False, "residual_multiplier": 0.5}),
     ],
-    ids=["qwen3", "llama"],
+    ids=["qwen3", "qwen2", "llama", "granite"],
 )
-def test_greedy_is_that_of_transformers_generate(config: PreTrainedConfig) -> None:
-    model = tiny(copy.deepcopy(config))
-    plain = reference(model)
+def test_greedy_is_that_of_transformers_generate(
+    kind: Any, own: dict[str, Any], shape: dict[str, Any], tiny: Tiny, reference: Plain
+) -> None:
+    model = tiny(kind(**shape, **own))
+    plain: Any = reference(model)
+    engine = TorchEngine(model, EOS)
+    assert forward_of(model).lean == (kind is not GraniteConfig)  # Granite goes by transformers' own modules
     sampling = SamplingConfig(max_new_tokens=20, slots=3)
-    for request, found in zip(
-        requests(), generate(TorchEngine(model, EOS), requests(), sampling, greedy=True), strict=True
-    ):
+    for request, found in zip(requests(), generate(engine, requests(), sampling, greedy=True), strict=True):
         prompt = torch.tensor([request.prompt])
         wanted = plain.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=20)
         assert found.tokens == wanted[0, prompt.shape[1] :].tolist()
@@ -76,26 +57,26 @@ def test_greedy_is_that_of_transformers_generate(config: PreTrainedConfig) -> No
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_logprobs_are_those_of_the_tempered_model_on_the_whole_sequence(temperature: float) -> None:
+def test_logprobs_are_those_of_the_tempered_model_on_the_whole_sequence(
+    temperature: float, tiny: Tiny, logprobs_of: Logprobs
+) -> None:
     model = tiny()
-    plain = reference(model)
     sampling = SamplingConfig(max_new_tokens=20, temperature=temperature, slots=4)
     for request, found in zip(requests(), generate(TorchEngine(model, EOS), requests(), sampling), strict=True):
-        tokens = torch.tensor([request.prompt + found.tokens])
-        logprobs = (plain(tokens).logits[0, len(request.prompt) - 1 : -1] / temperature).log_softmax(-1)
-        wanted = logprobs.gather(1, torch.tensor(found.tokens)[:, None])[:, 0].detach().numpy()
+        wanted = logprobs_of(model, request.prompt, found.tokens, temperature)
         np.testing.assert_allclose(found.logprobs, wanted, atol=1e-5)
 
 
-def test_greedy_logprobs_are_untempered() -> None:
+def test_greedy_logprobs_are_untempered(tiny: Tiny, reference: Plain) -> None:
     model = tiny()
     found = generate(TorchEngine(model, EOS), requests(), SamplingConfig(temperature=0.0, max_new_tokens=5))
     prompt = torch.tensor([PROMPTS[0]])
-    wanted = reference(model)(prompt).logits[0, -1].log_softmax(-1).max().item()
+    plain: Any = reference(model)
+    wanted = plain(prompt).logits[0, -1].log_softmax(-1).max().item()
     assert found[0].logprobs[0] == pytest.approx(wanted, abs=1e-5)
 
 
-def test_neither_slots_nor_neighbours_nor_order_change_a_completion() -> None:
+def test_neither_slots_nor_neighbours_nor_order_change_a_completion(tiny: Tiny) -> None:
     engine = TorchEngine(tiny(), EOS)
     full = generate(engine, requests(), SamplingConfig(max_new_tokens=20, slots=9))
     few = generate(engine, requests(), SamplingConfig(max_new_tokens=20, slots=2))
@@ -105,13 +86,13 @@ def test_neither_slots_nor_neighbours_nor_order_change_a_completion() -> None:
         assert [completion.tokens for completion in full] == [completion.tokens for completion in other]
 
 
-def test_the_same_call_gives_the_same_bits() -> None:
+def test_the_same_call_gives_the_same_bits(tiny: Tiny) -> None:
     sampling = SamplingConfig(max_new_tokens=20, slots=4)
     first, second = (generate(TorchEngine(tiny(), EOS), requests(), sampling) for _ in range(2))
     assert same(first, second)
 
 
-def test_small_prefills_and_rare_looks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_prefills_and_rare_looks_change_nothing(monkeypatch: pytest.MonkeyPatch, tiny: Tiny) -> None:
     sampling = SamplingConfig(max_new_tokens=20, slots=4)
     usual = generate(TorchEngine(tiny(), EOS), requests(), sampling)
     monkeypatch.setattr(rows, "PREFILL_TOKENS", 8)
@@ -120,7 +101,7 @@ def test_small_prefills_and_rare_looks_change_nothing(monkeypatch: pytest.Monkey
     assert [completion.tokens for completion in usual] == [completion.tokens for completion in other]
 
 
-def test_a_long_prompt_does_not_pad_many_short_ones_to_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_prompt_does_not_pad_many_short_ones_to_its_length(monkeypatch: pytest.MonkeyPatch, tiny: Tiny) -> None:
     padded: list[int] = []
     of = slots.Padding.of
 
@@ -136,7 +117,7 @@ def test_a_long_prompt_does_not_pad_many_short_ones_to_its_length(monkeypatch: p
     assert max(padded) == 40
 
 
-def test_samples_of_one_prompt_differ_by_their_seeds_only() -> None:
+def test_samples_of_one_prompt_differ_by_their_seeds_only(tiny: Tiny) -> None:
     engine = TorchEngine(tiny(), EOS)
     prompts = [PROMPTS[1]] * 8
     sampling = SamplingConfig(max_new_tokens=12)
@@ -146,7 +127,7 @@ def test_samples_of_one_prompt_differ_by_their_seeds_only() -> None:
     assert len({tuple(completion.tokens) for completion in equal}) == 1
 
 
-def test_each_request_has_its_own_limit_and_none_passes_the_context() -> None:
+def test_each_request_has_its_own_limit_and_none_passes_the_context(tiny: Tiny) -> None:
     engine = TorchEngine(tiny(), eos=-1)
     wanted = [Request(PROMPTS[0], 1, max_new_tokens=3), Request(PROMPTS[1], 2), Request([1] * 60, 3)]
     found = generate(engine, wanted, SamplingConfig(max_new_tokens=9))
@@ -154,7 +135,7 @@ def test_each_request_has_its_own_limit_and_none_passes_the_context() -> None:
     assert not any(completion.finished for completion in found)
 
 
-def test_a_prompt_that_fills_the_context_is_refused_by_its_number() -> None:
+def test_a_prompt_that_fills_the_context_is_refused_by_its_number(tiny: Tiny) -> None:
     engine = TorchEngine(tiny(), EOS)
     with pytest.raises(ValueError, match="request 1: the prompt has 64 tokens, but the model's context is 64"):
         generate(engine, [Request([1], 0), Request([1] * 64, 1)], SamplingConfig())
@@ -162,7 +143,7 @@ def test_a_prompt_that_fills_the_context_is_refused_by_its_number() -> None:
         generate(engine, [Request([], 0)], SamplingConfig())
 
 
-def test_noise_replaces_its_share_and_never_by_a_special_token() -> None:
+def test_noise_replaces_its_share_and_never_by_a_special_token(tiny: Tiny) -> None:
     model = tiny()
     engine = TorchEngine(model, EOS, special=(0, 1))
     many = [Request(PROMPTS[0], seed, 1) for seed in range(2000)]
@@ -174,7 +155,7 @@ def test_noise_replaces_its_share_and_never_by_a_special_token() -> None:
     assert len(set(replaced)) >= 19
 
 
-def test_noise_leaves_the_other_draws_as_they_are() -> None:
+def test_noise_leaves_the_other_draws_as_they_are(tiny: Tiny) -> None:
     engine = TorchEngine(tiny(), EOS)
     many = [Request(PROMPTS[0], seed, 1) for seed in range(200)]
     plain = generate(engine, many, SamplingConfig())
@@ -182,7 +163,7 @@ def test_noise_leaves_the_other_draws_as_they_are() -> None:
     assert sum(a.tokens == b.tokens for a, b in zip(plain, noisy, strict=True)) > 160
 
 
-def test_progress_is_told_and_no_request_is_an_empty_answer() -> None:
+def test_progress_is_told_and_no_request_is_an_empty_answer(tiny: Tiny) -> None:
     engine = TorchEngine(tiny(), EOS)
     told: list[int] = []
     generate(engine, requests(), SamplingConfig(max_new_tokens=8, slots=2), on_progress=told.append)
@@ -190,7 +171,7 @@ def test_progress_is_told_and_no_request_is_an_empty_answer() -> None:
     assert generate(engine, [], SamplingConfig()) == []
 
 
-def test_a_copy_takes_the_policys_weights_and_a_missing_one_is_an_error() -> None:
+def test_a_copy_takes_the_policys_weights_and_a_missing_one_is_an_error(tiny: Tiny) -> None:
     model, other = tiny(), tiny(seed=1)
     engine = TorchEngine(unsharded_copy(model, torch.device("cpu")), EOS)
     engine.update(model.named_parameters(), version=4)
@@ -205,7 +186,7 @@ def test_a_copy_takes_the_policys_weights_and_a_missing_one_is_an_error() -> Non
         engine.update([*weights.items(), ("value_head.weight", torch.zeros(1))], 5)
 
 
-def test_generating_leaves_a_training_policy_as_it_was() -> None:
+def test_generating_leaves_a_training_policy_as_it_was(tiny: Tiny) -> None:
     model = tiny().train()
     generate(TorchEngine(model, EOS), requests(), SamplingConfig(max_new_tokens=4))
     assert model.training
