@@ -1,18 +1,24 @@
 """Quantities of each sample that are taken off its reward, or added to it: all per sample."""
 
+from typing import Annotated
+
+from pydantic import Field
+
 from stages.algorithms.kinds import Batch, PerSample, PerToken
 from stages.algorithms.operator import operator
 
+Share = Annotated[float, Field(gt=0, le=1)]
+
 
 @operator()
-def overlong_penalty(length: PerSample, limit: PerSample, *, buffer_share: float = 0.2) -> PerSample:
+def overlong_penalty(length: PerSample, limit: PerSample, *, buffer_share: Share = 0.2) -> PerSample:
     """Soft overlong punishment of DAPO (Yu et al. 2025, arXiv 2503.14476, eq. 13), from 0 down to -1.
 
     With a buffer of buffer_share x limit tokens: 0 up to limit - buffer, then falling linearly, -1 at the limit. The
     paper's buffer is 4096 of 20480 tokens, a share of 0.2.
     """
     buffer = buffer_share * limit
-    return ((limit - buffer - length) / buffer.clamp(min=1)).clamp(-1, 0)
+    return ((limit - buffer - length) / buffer).clamp(-1, 0)
 
 
 @operator()
