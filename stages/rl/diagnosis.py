@@ -79,103 +79,98 @@ class Diagnosis(NamedTuple):
 
 
 @torch.no_grad()
-def greedy_logprobs(policy: Policy, packed: Packed) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """The policy's untempered log-probabilities of the learned tokens, and of the tokens that it likes best there."""
+def policy_logits(policy: Policy, packed: Packed) -> Tensor:
+    """[K, vocabulary], untempered, before each of the K learned tokens. All ranks call it together."""
     seen: list[Tensor] = []
     hook = policy.model.get_decoder().register_forward_hook(lambda _, __, out: seen.append(out.last_hidden_state[0]))
     try:
-        said = policy(packed).logprobs
+        policy(packed)
     finally:
         hook.remove()
-    before = torch.from_numpy(packed.learn.nonzero()[0] - 1).to(said.device)
-    best = logits(policy.model, seen[0].index_select(0, before)).float().log_softmax(-1).amax(-1)
-    return said.float().cpu().numpy(), best.float().cpu().numpy()
+    before = torch.from_numpy(packed.learn.nonzero()[0] - 1).to(seen[0].device)
+    return logits(policy.model, seen[0].index_select(0, before)).float()
+
+
+class Probed(NamedTuple):
+    """Short answers of the engine, beside the policy."""
+
+    apart: npt.NDArray[np.float64]
+    """[K], nats between the log-probabilities of the engine's tokens."""
+    behind: npt.NDArray[np.float64]
+    """[K], nats by which the policy likes another token better."""
+    fits: list[float]
+    """The mean of `apart` had the engine used each of TEMPERATURES."""
+
+    @staticmethod
+    def of(
+        engine: Engine,
+        policy: Policy,
+        sampling: SamplingConfig,
+        prompt: list[int],
+        *,
+        greedy: bool,
+        requests: int = 1,
+        tokens: int = NUM_PROBED,
+    ) -> "Probed":
+        """What comes of `requests` for `tokens` after `prompt`. All ranks call it together."""
+        asked = [Request(prompt, seed, max_new_tokens=tokens) for seed in range(requests)]
+        made = generate(engine, asked, sampling, greedy=greedy)
+        logprobs = np.concatenate([one.logprobs for one in made])
+        said = policy_logits(policy, pack([(prompt, one.tokens) for one in made]))
+        drawn = torch.tensor([token for one in made for token in one.tokens], device=said.device)[:, None]
+
+        def apart(temperature: float) -> npt.NDArray[np.float64]:
+            likely = (said / temperature).log_softmax(-1).gather(-1, drawn)[:, 0]
+            return differences(logprobs, likely.cpu().numpy())
+
+        behind = (said.amax(-1) - said.gather(-1, drawn)[:, 0]).double().cpu().numpy()
+        fits = [float(apart(temperature).mean()) for temperature in TEMPERATURES]
+        return Probed(apart(1.0 if greedy else sampling.temperature), behind, fits)
 
 
 def diagnose(
     engine: Engine, learner: Learner, sampling: SamplingConfig, evidence: Evidence, version: int, limit: Limit
 ) -> Diagnosis:
     """Look where they part. All ranks call it together, each with evidence of its own."""
-    model = getattr(engine, "model", None)
-    own = model is learner.policy.model
+    policy, model = learner.policy, getattr(engine, "model", None)
+    own = model is policy.model
     shown = model if isinstance(model, PreTrainedModel) and not own else None
-    weights, count = parted_weights(learner.policy.model, learner.full_weights(), shown)
-    probe, prefix = _Probe(engine, learner.policy, sampling, limit), evidence.prefix
-    answers = probe.ask(prefix, greedy=True, requests=1, tokens=1)
-    with outputs(learner.policy.model, len(prefix)) as ours:
-        prefill = probe.apart(prefix, answers, greedy=True)
+    weights, count = parted_weights(policy.model, learner.full_weights(), shown)
+    prefix, prompt = evidence.prefix, evidence.prompt
+    with outputs(policy.model, len(prefix)) as ours:
+        prefill = Probed.of(engine, policy, sampling, prefix, greedy=True, tokens=1)
     module = None if shown is None else first_parted(ours, _modules(shown, prefix), limit.tolerance)
-    answers = probe.ask(evidence.prompt, greedy=True, requests=1)
-    decode = probe.apart(evidence.prompt, answers, greedy=True)
-    likely, best = greedy_logprobs(learner.policy, pack([(evidence.prompt, answers[0][0])]))
-    chosen = differences(best, likely) / 2
-    answers = probe.ask(evidence.prompt, greedy=False, requests=NUM_PROBED)
-    sampled = probe.apart(evidence.prompt, answers, greedy=False)
-    fits = [probe.apart(evidence.prompt, answers, greedy=False, temperature=t).mean() for t in TEMPERATURES]
-    temperature = TEMPERATURES[int(np.argmin(fits))]
+    decode = Probed.of(engine, policy, sampling, prompt, greedy=True)
+    sampled = Probed.of(engine, policy, sampling, prompt, greedy=False, requests=NUM_PROBED)
 
     if engine.version != version or len(weights) >= max(2, STALE_SHARE * count):
         part = "stale weights"
     elif weights:
         part = max(weights, key=lambda weight: weight.difference).part
-    elif limit.exceeded(prefill):
+    elif limit.exceeded(prefill.apart):
         part = module.part if module else "kernels" if own or shown else "model"
-    elif limit.exceeded(decode):
+    elif limit.exceeded(decode.apart):
         part = "cache"
-    elif limit.exceeded(sampled):
-        part = "temperature" if min(fits) < sampled.mean() / 4 else "sampling"
-    elif limit.exceeded(chosen):
+    elif limit.exceeded(decode.behind / 2):
         part = "sampling"
+    elif limit.exceeded(sampled.apart):
+        part = "temperature" if min(sampled.fits) < sampled.apart.mean() / 4 else "sampling"
     else:
         part = "tokens"
     unseen = "the policy's own" if own else "the engine shows none"
+    fit = TEMPERATURES[int(np.argmin(sampled.fits))]
     table = [
         ("tokens", places_in_words(evidence.apart > limit.largest)),
         ("version", f"{version} of the policy, {engine.version} of the engine"),
         ("weights", _weights_in_words(weights, count) if shown else unseen),
-        ("prefill", probe.in_words(prefill)),
+        ("prefill", _probe_in_words(prefill, limit)),
         ("modules", _module_in_words(module) if shown else unseen),
-        ("decode", probe.in_words(decode)),
-        ("greedy", f"the policy likes others better by {2 * chosen.max():.1e} nats"),
-        ("sampled", probe.in_words(sampled)),
-        ("temperature", f"{sampling.temperature:g} is set, {temperature:g} fits best"),
+        ("decode", _probe_in_words(decode, limit)),
+        ("greedy", f"the policy likes other tokens better by at most {decode.behind.max():.1e} nats"),
+        ("sampled", _probe_in_words(sampled, limit)),
+        ("temperature", f"{sampling.temperature:g} is set, {fit:g} fits best"),
     ]
     return Diagnosis(part, table)
-
-
-@dataclass(frozen=True)
-class _Probe:
-    """Short requests to the engine, and what the policy says of its answers."""
-
-    engine: Engine
-    policy: Policy
-    sampling: SamplingConfig
-    limit: Limit
-
-    def ask(
-        self, prompt: list[int], *, greedy: bool, requests: int, tokens: int = NUM_PROBED
-    ) -> list[tuple[list[int], npt.NDArray[np.float32]]]:
-        """Tokens and log-probabilities of each answer."""
-        asked = [Request(prompt, seed, max_new_tokens=tokens) for seed in range(requests)]
-        return [(made.tokens, made.logprobs) for made in generate(self.engine, asked, self.sampling, greedy=greedy)]
-
-    @torch.no_grad()
-    def apart(
-        self,
-        prompt: list[int],
-        answers: list[tuple[list[int], npt.NDArray[np.float32]]],
-        *,
-        greedy: bool,
-        temperature: float | None = None,
-    ) -> npt.NDArray[np.float64]:
-        """[K] nats by which the policy parts from `answers`, at another temperature if one is given."""
-        tempered = 1.0 if greedy else temperature or self.sampling.temperature
-        said = self.policy(pack([(prompt, tokens) for tokens, _ in answers]), temperature=tempered).logprobs
-        return differences(np.concatenate([logprobs for _, logprobs in answers]), said.float().cpu().numpy())
-
-    def in_words(self, apart: npt.NDArray[np.float64]) -> str:
-        """Whether they part on a probe, and by how much."""
-        return f"{'parts' if self.limit.exceeded(apart) else 'agrees'}, by at most {apart.max():.1e} nats"
 
 
 def _modules(model: PreTrainedModel, prefix: list[int]) -> dict[str, Tensor]:
@@ -186,6 +181,10 @@ def _modules(model: PreTrainedModel, prefix: list[int]) -> dict[str, Tensor]:
     with outputs(model, len(prefix)) as found:
         hidden_states(model, tokens, positions, PackedContext(packed.lengths, device))
     return found
+
+
+def _probe_in_words(probed: Probed, limit: Limit) -> str:
+    return f"{'parts' if limit.exceeded(probed.apart) else 'agrees'}, by at most {probed.apart.max():.1e} nats"
 
 
 def _weights_in_words(weights: list[Parted], count: int) -> str:

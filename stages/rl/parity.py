@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from data.packing import pack, pack_masked
 from data.trajectories import Trajectories
-from stages.rl.diagnosis import ADVICE, Diagnosis, Evidence, diagnose, greedy_logprobs
+from stages.rl.diagnosis import ADVICE, Diagnosis, Evidence, diagnose, policy_logits
 from stages.rollout.config import SamplingConfig
 from stages.rollout.engine import Engine, Request, generate
 from stages.rollout.parity import FP32, HALF, ParityError, differences
@@ -42,9 +42,11 @@ class Gate:
         """The engine has weights of `version`, and its greedy tokens are those of the policy, as likely as there."""
         request = Request(self.prompt, seed=0, max_new_tokens=NUM_TOKENS)
         (made,) = generate(self.engine, [request], self.sampling, greedy=True)
-        said, best = greedy_logprobs(self.learner.policy, pack([(self.prompt, made.tokens)]))
+        said = policy_logits(self.learner.policy, pack([(self.prompt, made.tokens)])).log_softmax(-1)
+        likely = said.gather(-1, torch.tensor(made.tokens, device=said.device)[:, None])[:, 0]
         # Two tokens of which each is off by the limit may change places.
-        apart = np.maximum(differences(made.logprobs, said), differences(best, said) / 2)
+        behind = (said.amax(-1) - likely).nan_to_num(torch.inf).cpu().numpy() / 2
+        apart = np.maximum(differences(made.logprobs, likely.cpu().numpy()), behind)
         if self.engine.version != version:
             apart[:] = np.inf
         places = len(self.prompt) + np.arange(len(made.tokens))

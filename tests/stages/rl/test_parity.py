@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from data.job import Job
 from data.packing import pack
 from data.trajectories import Trajectories
-from stages.rl.diagnosis import greedy_logprobs
+from stages.rl.diagnosis import policy_logits
 from stages.rl.parity import Gate, spread
 from stages.rollout.config import SamplingConfig
 from stages.rollout.engine import Completion, Request, generate
@@ -228,9 +228,10 @@ def test_tokens_that_are_not_the_policys_best_stop_even_where_their_likelihood_i
 ) -> None:
     engine = Exclaiming(learner.policy.model, EOS)
     engine.update(None, 1)
-    monkeypatch.setattr(engine, "likely", lambda: greedy_logprobs(learner.policy, pack([(PROMPT, [3] * 4)]))[0])
+    right = policy_logits(learner.policy, pack([(PROMPT, [3] * 4)])).log_softmax(-1)[:, 3]
+    monkeypatch.setattr(engine, "likely", right.numpy)
     said = verdict(lambda: gate_of(learner, engine).check_generation(1))
-    assert "the policy likes others better by" in said
+    assert "the policy likes other tokens better by at most" in said
 
 
 def test_a_near_tie_may_be_decided_either_way(learner: Learner) -> None:
