@@ -65,6 +65,8 @@ def accumulate(
         return None
     parts = [kept[part] for part in micro_batches(samples.lengths[kept].tolist(), rl.micro_batch_tokens)]
     parts += [kept[:0]] * (largest(len(parts)) - len(parts))
+    ratio = algorithm.update_metrics.get(RATIO)
+    ratio_max = torch.zeros((), device=samples.device)
     sums = torch.zeros(len(algorithm.update_metrics), dtype=torch.float64, device=samples.device)
     for part in parts:
         forward = partial(samples.forward, learner.policy, part, temperature=rl.sampling.temperature)
@@ -75,4 +77,7 @@ def accumulate(
         learned = replace(batch, total_tokens=kept_tokens, total_samples=kept_samples)
         for index, source in enumerate(algorithm.update_metrics.values()):
             sums[index] += learned.part_of_mean(made[source].detach(), algorithm.kinds[source])
-    return dict(zip(algorithm.update_metrics, total(*sums.tolist()), strict=True))
+        if ratio is not None and made[ratio].numel():
+            ratio_max = torch.maximum(ratio_max, made[ratio].detach().max())
+    metrics = dict(zip(algorithm.update_metrics, total(*sums.tolist()), strict=True))
+    return metrics if ratio is None else {**metrics, RATIO_MAX: largest(float(ratio_max))}

@@ -17,6 +17,7 @@ from data.job import Job, Stopped
 from data.metrics import read_metrics
 from data.shards import read_split
 from data.trajectories import read_trajectories
+from data.warnings import read_warnings
 from stages.environments.rows import Rows
 from stages.rl import engine as rl_engine
 from stages.rl.config import StageConfig
@@ -81,7 +82,14 @@ def test_the_metrics_of_a_step_are_all_there(undisturbed: Path) -> None:
     assert table["step"].to_pylist() == [1, 2, 3, 4]
     wanted = {"reward", "success", "completion_length", "entropy", "kl", "clip_share", "importance_ratio"}
     wanted |= {"gradient_norm", "learning_rate", "tokens_per_second", "seconds_rollout", "seconds_update", "parity"}
-    assert wanted <= set(table.column_names)
+    wanted |= {"seconds_experience", "rollout_tokens_per_second", "update_tokens_per_second", "importance_ratio_max"}
+    wanted |= {"completion_length_shortest", "completion_length_longest", "groups_without_signal", "samples_skipped"}
+    assert wanted | {"reward/verifier_mean"} <= set(table.column_names)
+    for row in table.to_pylist():
+        assert row["importance_ratio"] <= row["importance_ratio_max"] * (1 + 1e-6)
+        assert row["completion_length_shortest"] <= row["completion_length"] <= row["completion_length_longest"]
+        assert 0 <= row["groups_without_signal"] <= 1 and row["rollout_tokens_per_second"] > 0
+    assert read_warnings(undisturbed) == [] and Result(undisturbed / NAME).paths("warnings.json")
     assert 0 < table["entropy"][0].as_py() < np.log(8) + 1e-6
 
 
