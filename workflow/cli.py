@@ -74,11 +74,23 @@ def plan(
     cards: Annotated[
         int | None, typer.Option(min=1, help="With --explain: as if the rl stage asked for so many cards.")
     ] = None,
+    algorithm: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|FILE", help="Check an algorithm and draw it, shipped or your own, without a run."),
+    ] = None,
 ) -> None:
     """Say what would run and why, and draw the algorithm. Nothing is started or written."""
     with mistakes_shown():
         from workflow.config import load
 
+        if algorithm is not None:
+            from workflow.pipeline import show_algorithm
+
+            if arguments or explain or cards:
+                plan_it = f"a run that has it is planned with rl.algorithm={algorithm}"
+                raise ValueError(f"--algorithm draws {algorithm} by itself; {plan_it}")
+            show_algorithm(algorithm)
+            return
         config = load(arguments or [])
         if explain or cards:
             from workflow.explain import explain_placement

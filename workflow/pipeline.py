@@ -11,7 +11,6 @@ from types import FrameType
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from rich.tree import Tree
 
 from slurm.fingerprint import ROOT
 from workflow.config import RunConfig
@@ -52,10 +51,19 @@ def run_pipeline(run: RunConfig, cores: int | None) -> int:
 
 def show_plan(run: RunConfig) -> None:
     """Print what would run and why, and the algorithm of the rl stage."""
+    from workflow.drawing import draw_algorithm
+
     check_config(run)
     check_owner(run)
     _print_plan(make_plan(run))
-    _print_algorithm(run)
+    Console().print("", draw_algorithm(run))
+
+
+def show_algorithm(name: str) -> None:
+    """Check and draw a shipped algorithm, or that of a file."""
+    from workflow.drawing import draw_file
+
+    Console().print(draw_file(name))
 
 
 def cache_settings(paths: RunPaths) -> dict[str, str]:
@@ -86,19 +94,6 @@ def _print_plan(plans: list[StagePlan]) -> None:
         word = "run" if plan.reasons else "keep"
         table.add_row(plan.stage, Text(word, style="bold" if plan.reasons else "dim"), Text("\n".join(plan.reasons)))
     Console().print(table)
-
-
-def _print_algorithm(run: RunConfig) -> None:
-    from stages.algorithms.load import load_algorithm
-
-    algorithm = load_algorithm(run.rl.algorithm)
-    tree = Tree(Text(f"algorithm {algorithm.name}: {algorithm.description}"))
-    for title, nodes in (("experience, once a step", algorithm.experience), ("update", algorithm.update)):
-        branch = tree.add(title)
-        for node in nodes:
-            takes = f" <- {', '.join(node.takes.values())}" if node.takes else ""
-            branch.add(Text(f"{node.name} = {node.operator.name}{takes}"))
-    Console().print(tree)
 
 
 def print_summary(paths: RunPaths) -> None:

@@ -47,8 +47,8 @@ def test_the_plan_names_reasons_and_draws_the_algorithm(qianka, config, finish):
     lines = [line.split() for line in result.output.splitlines()]
     assert ["sft", "keep"] in lines
     assert ["rl", "run", "config:", "rl.algorithm", "dr_grpo", "->", "ppo"] in lines
-    assert "experience, once a step" in result.output
-    assert re.search(r"ratio = importance_ratio <- policy\.logprobs", result.output)
+    assert "experience  once a step" in result.output
+    assert re.search(r"│ new ← policy\.logprobs", result.output)
 
 
 def test_the_status_follows_a_number_back_to_the_seed(qianka, config, finish):
