@@ -71,7 +71,8 @@ class Rounds:
             missing = self.config.rl.prompts_per_step - len(kept)
             drawn, cursor = draw_prompts(self.config.seed, self.ids, cursor, missing, state.set_aside)
             latest, rows = range(len(rows), len(rows) + missing), rows + drawn
-            tasks = [Task(slot, self._row(rows[slot])) for slot in latest[self.job.rank :: self.job.world_size]]
+            mine = [slot for slot in latest if slot % self.job.world_size == self.job.rank]
+            tasks = [Task(slot, self._row(rows[slot])) for slot in mine]
             play = partial(self.player.play, step, tasks)
             trajectories, found = self.journal.read_or_play(step, len(rounds), state.policy_version, play)
             kept += self._with_signal(trajectories, latest)
