@@ -17,10 +17,9 @@ from stages.rl.diagnosis import ADVICE, Diagnosis, Evidence, diagnose, policy_lo
 from stages.rollout.config import SamplingConfig
 from stages.rollout.engine import Engine, Request, generate
 from stages.rollout.parity import FP32, HALF, ParityError, differences
-from stages.trainer.device import largest, total
 from stages.trainer.learner import Learner
 
-NUM_TOKENS = 4
+NUM_TOKENS = 3
 """Of the known generation: the first comes from the prefill, the others through the cache."""
 MOST_PROMPT = 64
 """Tokens of its prompt."""
@@ -76,17 +75,15 @@ class Gate:
     def _judge(self, evidence: list[Evidence], version: int, what: str) -> tuple[float, float]:
         """The largest and the mean difference over all ranks; where it is too much, ParityError on all of them."""
         apart = np.concatenate([np.zeros(0), *(found.apart for found in evidence)])
-        mine = float(apart.max(initial=0))
-        worst = _greatest(mine)
-        summed, count = total(float(apart.sum()), len(apart))
-        mean = summed / max(1.0, count)
+        ranks = _of_all_ranks([float(apart.max(initial=0)), float(apart.sum()), len(apart)])
+        rank, worst = int(ranks[:, 0].argmax()), float(ranks[:, 0].max())
+        mean = float(ranks[:, 1].sum() / ranks[:, 2].sum().clamp(min=1))
         if worst <= self.limit.largest and mean <= self.limit.mean:
             return worst, mean
-        # Gathered weights and forward passes need all ranks: each looks at what it has, one of the worst is heard.
+        # Gathered weights and forward passes need all ranks: each looks at what it has, the worst one is heard.
         nothing = Evidence(self.prompt, np.array([len(self.prompt)]), np.zeros(1))
         looked_at = max(evidence, key=lambda found: found.apart.max(), default=nothing)
         diagnosis = diagnose(self.engine, self.learner, self.sampling, looked_at, version, self.limit)
-        rank = largest(dist.get_rank() if mine == worst else -1)
         by = f"by {worst:.1e} nats (limit {self.limit.largest:.0e}), on average by {mean:.1e} ({self.limit.mean:.0e})"
         text = f"rollout engine and policy disagree {by}, on {what}, most on rank {rank}\n{_in_words(diagnosis)}"
         raise ParityError(_from_rank(rank, text))
@@ -103,11 +100,12 @@ def _in_words(diagnosis: Diagnosis) -> str:
     return "\n".join([*rows, f"They part in: {diagnosis.part}. {ADVICE[diagnosis.part]}"])
 
 
-def _greatest(value: float) -> float:
-    """The largest `value` of all ranks. All ranks call it."""
-    tensor = torch.tensor(value, dtype=torch.float64)
-    dist.all_reduce(tensor, dist.ReduceOp.MAX)
-    return float(tensor)
+def _of_all_ranks(values: list[float]) -> torch.Tensor:
+    """[ranks, values] float64. All ranks call it."""
+    mine = torch.tensor(values, dtype=torch.float64)
+    everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyones, mine)
+    return torch.stack(everyones)
 
 
 def _from_rank(rank: int, text: str) -> str:

@@ -184,7 +184,7 @@ def test_a_cache_that_is_shifted_by_one_position_is_told_from_the_model(
         engine.update(None, 1)
         said = verdict(lambda engine=engine: gate_of(learner, engine).check_generation(1))
         assert "They part in: cache." in said
-        assert "3 of 4 part: all from number 2 on, none before" in said
+        assert "2 of 3 part: all from number 2 on, none before" in said
         assert "prefill      agrees" in said and "decode       parts" in said
 
 
@@ -209,10 +209,10 @@ class Exclaiming(TorchEngine):
     """Says one token for ever."""
 
     def step(self) -> list[tuple[int, Completion]]:
-        return [(key, replace(made, tokens=[3] * 4, logprobs=self.likely())) for key, made in super().step()]
+        return [(key, replace(made, tokens=[3] * 3, logprobs=self.likely())) for key, made in super().step()]
 
     def likely(self) -> Any:
-        return np.full(4, np.nan, np.float32)
+        return np.full(3, np.nan, np.float32)
 
 
 def test_an_engine_that_repeats_a_token_without_a_likelihood_stops(learner: Learner) -> None:
@@ -228,7 +228,7 @@ def test_tokens_that_are_not_the_policys_best_stop_even_where_their_likelihood_i
 ) -> None:
     engine = Exclaiming(learner.policy.model, EOS)
     engine.update(None, 1)
-    right = policy_logits(learner.policy, pack([(PROMPT, [3] * 4)])).log_softmax(-1)[:, 3]
+    right = policy_logits(learner.policy, pack([(PROMPT, [3] * 3)])).log_softmax(-1)[:, 3]
     monkeypatch.setattr(engine, "likely", right.numpy)
     said = verdict(lambda: gate_of(learner, engine).check_generation(1))
     assert "the policy likes other tokens better by at most" in said
