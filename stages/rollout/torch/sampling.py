@@ -10,9 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 NUM_DRAWS = 3
 """Uniforms for each position: which token, whether noise strikes, which token noise puts there."""
+
+BLOCK = 128
+"""Tokens of the vocabulary that `invert` looks at together."""
+BELOW = 1 - 1e-12
+"""Keeps what is drawn below the sum of all, so that rounding never finds a token without probability."""
 
 
 def draw_uniforms(seeds: Sequence[int], num_positions: int) -> Tensor:
@@ -47,7 +53,7 @@ class Sampler:
         under the untempered one when greedy.
         """
         logits = logits.float()
-        logprobs = torch.log_softmax(logits / self.temperature if self.temperature > 0 else logits, -1)
+        logprobs = torch.log_softmax(logits if self.temperature in (0, 1) else logits / self.temperature, -1)
         tokens = logits.argmax(-1) if self.temperature == 0 else invert(logprobs, draws[:, 0])
         if self.noise > 0:
             other = self.ordinary[(draws[:, 2] * len(self.ordinary)).long()]
@@ -58,8 +64,15 @@ class Sampler:
 def invert(logprobs: Tensor, uniform: Tensor) -> Tensor:
     """The token at which the cumulated probability passes `uniform` [rows]; `logprobs` is [rows, vocabulary].
 
-    In float64: in float32 the tail of a large vocabulary would be rounded away.
+    First the block of tokens, then the token in it, since only so few numbers are cumulated. In float64: in float32
+    the tail of a large vocabulary would be rounded away.
     """
-    cumulated = logprobs.double().exp().cumsum(-1)
-    tokens = torch.searchsorted(cumulated, uniform[:, None] * cumulated[:, -1:], right=True)[:, 0]
-    return tokens.clamp(max=logprobs.shape[-1] - 1)
+    vocabulary = logprobs.shape[-1]
+    blocks = pad(logprobs.exp(), (0, -vocabulary % BLOCK)).unflatten(-1, (-1, BLOCK))
+    cumulated = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
+    target = uniform[:, None] * cumulated[:, -1:] * BELOW
+    block = torch.searchsorted(cumulated, target, right=True)
+    target = target - cumulated.gather(1, (block - 1).clamp(min=0)) * (block > 0)
+    inside = blocks.take_along_dim(block[..., None], 1)[:, 0].double().cumsum(-1)
+    token = torch.searchsorted(inside, torch.minimum(target, inside[:, -1:] * BELOW), right=True)
+    return (block * BLOCK + token)[:, 0]

@@ -19,6 +19,24 @@ def test_inversion_takes_the_token_at_which_the_cumulated_probability_passes() -
     assert found == [0, 0, 2, 2, 3, 3]
 
 
+def test_inversion_over_a_large_vocabulary_is_that_of_one_sum_and_never_finds_an_impossible_token() -> None:
+    torch.manual_seed(0)
+    logprobs = (8 * torch.randn(64, 1000)).log_softmax(-1)
+    logprobs[:, 900:] = -torch.inf
+    logprobs[:32, 100:400] = -torch.inf
+    logprobs = logprobs.log_softmax(-1)
+    for uniform in (
+        torch.rand(64, dtype=torch.float64),
+        torch.zeros(64).double(),
+        torch.full((64,), 1 - 2**-53).double(),
+    ):
+        found = invert(logprobs, uniform)
+        cumulated = logprobs.double().exp().cumsum(-1)
+        wanted = torch.searchsorted(cumulated, uniform[:, None] * cumulated[:, -1:] * (1 - 1e-12), right=True)[:, 0]
+        assert (found == wanted).float().mean() > 0.95  # a float32 rounding may pass a boundary
+        assert torch.isfinite(logprobs.gather(1, found[:, None])).all()
+
+
 def test_sampled_shares_are_the_probabilities() -> None:
     logits = torch.tensor([[1.0, 0.0, -1.0, 2.0]])
     draws = draw_uniforms(range(4000), 1)[:, 0]
