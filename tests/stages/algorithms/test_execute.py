@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -186,7 +187,7 @@ def test_nodes_that_talk_to_other_ranks_run_in_the_callers_thread_in_the_order_o
 
     whole = batch(torch.zeros(3))
     given = {"rollout_logprobs": torch.tensor([-1.0, -2.0, -3.0])}
-    found = algorithm.run_experience(Batch(**{**vars(whole), "reduce": reduce}), given)
+    found = algorithm.run_experience(replace(whole, reduce=reduce), given)
     assert set(calls(algorithm, "agree")) == {threading.current_thread().name}
     assert order == [-6.0, -6.0] and torch.equal(found["first"], found["second"])
     assert [each.name for each in algorithm.experience if each.in_order] == ["first", "second"]
@@ -338,7 +339,7 @@ def test_the_reference_is_computed_once_and_in_the_experience(make: Any) -> None
     frozen = {"operator": "reference_forward"}
     algorithm = make(experience={"frozen": frozen}, metrics={"m": "frozen"})
     assert algorithm.needs_reference and not make().needs_reference
-    whole = Batch(**{**vars(batch(torch.zeros(2))), "reference": lambda: torch.tensor([-1.0, -2.0])})
+    whole = replace(batch(torch.zeros(2)), reference=lambda: torch.tensor([-1.0, -2.0]))
     assert algorithm.run_experience(whole, given_tensors(2))["frozen"].tolist() == [-1.0, -2.0]
     with pytest.raises(ValueError, match=r"update\.frozen: the reference never changes: compute it in experience"):
         make(update={"frozen": frozen}, metrics={"m": "frozen"})

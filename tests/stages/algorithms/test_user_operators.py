@@ -83,7 +83,7 @@ MISTAKES = {
     "@operator()\ndef penalty(*of: PerToken) -> PerToken: ...\n": r"penalty\(of\): \* and \*\* say nothing",
     "@operator()\ndef penalty(of: PerToken = 1) -> PerToken: ...\n": r"penalty\(of\): an input has no default",
     "@operator()\ndef penalty(of: PerToken, *, w) -> PerToken: ...\n": r"penalty\(w\): annotate the value",
-    "class W: ...\n\n@operator()\ndef penalty(*, w: W) -> PerToken: ...\n": r"penalty\(w\): a value is of a type that YA",
+    "class W: ...\n\n@operator()\ndef penalty(*, w: W) -> PerToken: ...\n": r"penalty\(w\): a value is of a type",
     "@operator()\ndef penalty(of: Tensor) -> PerToken: ...\n": r"own0\.py:5: NameError: name 'Tensor' is not de",
     SQUARED + SQUARED: r"own0\.py:9: TypeError: there is an operator penalty already, in .*own0\.py; give",
     SQUARED.replace(
