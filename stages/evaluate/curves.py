@@ -68,7 +68,7 @@ PANELS = (
         "rl",
         "RL: speed",
         {"rollout_tokens_per_second": "rollout", "update_tokens_per_second": "update"},
-        note="generated tokens a second of each phase",
+        note="tokens a second: generated, and learned from",
     ),
     Panel(
         "rl",

@@ -49,7 +49,8 @@ def make_experience(
     skip = algorithm.skip_where_zero
     keep = np.ones(len(every), np.bool_) if skip is None else not_zero(quantities[skip], algorithm.kinds[skip], batch)
     check_skipped(algorithm, samples, quantities, batch)
-    metrics = {"samples_skipped": total(int((~keep).sum()))[0]}
+    skipped, trained = total(int((~keep).sum()), int(samples.sizes[keep].sum()))
+    metrics = {"samples_skipped": skipped, "tokens_trained": trained}
     metrics |= {
         name: _mean(quantities[source], algorithm.kinds[source], batch)
         for name, source in algorithm.experience_metrics.items()

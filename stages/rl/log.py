@@ -79,14 +79,16 @@ def is_term(metric: str) -> bool:
     return metric.startswith(PREFIX) and metric.endswith("_mean")
 
 
-def speed(tokens: float, read_back: bool, seconds: Mapping[str, float]) -> dict[str, float]:
-    """Metrics of a step's time: `seconds` of rollout, experience and update, for `tokens` that were generated.
+def speed(values: Mapping[str, float], read_back: bool, seconds: Mapping[str, float]) -> dict[str, float]:
+    """Metrics of a step's time: `seconds` of rollout, experience and update, for the `values` of its tokens.
 
-    Rollouts that were `read_back` after a restart say nothing about the speed of the engine.
+    Rollouts that were `read_back` after a restart say nothing about the speed of the engine, nor an update without
+    anything to learn about its own.
     """
     found = {f"seconds_{phase}": value for phase, value in seconds.items()}
     if not read_back:
-        found["rollout_tokens_per_second"] = tokens / seconds["rollout"]
-        found["tokens_per_second"] = tokens / sum(seconds.values())
-    found["update_tokens_per_second"] = tokens / (seconds["experience"] + seconds["update"])
+        found["rollout_tokens_per_second"] = values["tokens"] / seconds["rollout"]
+        found["tokens_per_second"] = values["tokens"] / sum(seconds.values())
+    if values["tokens_trained"]:
+        found["update_tokens_per_second"] = values["tokens_trained"] / (seconds["experience"] + seconds["update"])
     return found

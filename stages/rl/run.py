@@ -102,7 +102,7 @@ def _train(
         ended = time.monotonic()
         state = state.after_step(rollouts.cursor, summary.tokens, ended - started, summary.failed)
         phases = {"rollout": played - started, "experience": prepared - played, "update": ended - prepared}
-        values |= {"prompts_set_aside": len(state.set_aside), **speed(summary.tokens, rollouts.read_back, phases)}
+        values |= {"prompts_set_aside": len(state.set_aside), **speed(values, rollouts.read_back, phases)}
         log.step(step, values)
 
         stop = any_rank(budget.must_stop())

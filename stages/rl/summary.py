@@ -19,7 +19,7 @@ OWN_METRICS = frozenset(
         *("completion_length", "completion_length_shortest", "completion_length_longest"),
         *("samples_skipped", "parity", "parity_mean", "learning_rate", "gradient_norm", "importance_ratio_max"),
         *("rounds", "groups_kept", "turns"),
-        *("tokens", "tokens_per_second", "rollout_tokens_per_second", "update_tokens_per_second"),
+        *("tokens", "tokens_trained", "tokens_per_second", "rollout_tokens_per_second", "update_tokens_per_second"),
         *("seconds_rollout", "seconds_experience", "seconds_update"),
     }
 )

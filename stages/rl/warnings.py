@@ -163,8 +163,9 @@ RULES: tuple[tuple[Callable[[History], Found | None], str], ...] = (
     ),
     (
         reward_stuck,
-        "Look at the sample completions and at groups_without_signal. Try a higher rl.learning_rate, more "
-        "rl.samples_per_prompt, or more SFT. A great model at a low rate may need hundreds of steps.",
+        "Look at the sample completions and at groups_without_signal. Where kl or clip_share are high, try a lower "
+        "rl.learning_rate; where both are almost 0, a higher one. Or try more rl.samples_per_prompt, or more SFT. A "
+        "large model at a low rate may need hundreds of steps.",
     ),
     (
         reward_falls,
