@@ -43,7 +43,11 @@ def _as_written(layer: Layer, path: Path) -> Layer:
     section = layer.values.get(SECTION)
     if "source" not in layer.values or not isinstance(section, Mapping) or not isinstance(section.get(KEY), str):
         return layer
-    before = find_algorithm(section[KEY])
+    try:
+        before = find_algorithm(section[KEY])
+    except ValueError as error:
+        what = "without it nobody knows which values it brought; start from the config file that this was made from"
+        raise ValueError(f"{layer.source}: {error}; {what}") from error
     if before.resolve() == path.resolve():
         return layer
     defaults = RLConfig.model_validate(merge([settings_of(before)])[SECTION]).model_dump(mode="json")

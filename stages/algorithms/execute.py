@@ -122,6 +122,8 @@ class _Run:
     def _begin(self, node: Node) -> None:
         self.running[node.name] = (node, time.monotonic())
         self.threads_used = True
+        if node.seconds is not None:
+            self.changed.notify()  # the caller's thread looks at the clock
 
     def _in_thread(self, node: Node | None) -> None:
         """Run a node, then one of those that waited for it; others get threads of their own."""

@@ -68,6 +68,20 @@ def test_a_resolved_config_under_another_algorithm_keeps_only_what_a_person_had_
     assert (rl.steps, rl.learning_rate, rl.sampling.temperature, rl.sampling.slots) == (70, 1e-5, 0.9, 5)
 
 
+def test_a_resolved_config_whose_algorithm_is_gone_is_not_guessed_at(here: Path, quick: Path) -> None:
+    (here / "config.json").write_text(json.dumps(load(["rl.algorithm=mine/quick.yaml"]).model_dump(mode="json")))
+    quick.unlink()
+    with pytest.raises(ValueError, match=r"config\.json: rl\.algorithm: .*quick\.yaml.*; without it nobody knows"):
+        load(["config.json", "rl.algorithm=ppo"])
+
+
+def test_a_reward_term_in_the_settings_is_found_beside_the_algorithm(here: Path) -> None:
+    algorithm(here / "mine", "own.yaml", "{rewards: [{term: verifier}, {term: 'own_term.py:short', weight: 0.5}]}")
+    (here / "mine" / "own_term.py").write_text("def short(episode) -> float:\n    return 1.0\n")
+    terms = [reward.term for reward in load(["rl.algorithm=mine/own.yaml"]).rl.rewards]
+    assert terms == ["verifier", f"{here / 'mine' / 'own_term.py'}:short"]
+
+
 WRONG = {
     "{learning_rat: 1}": r"mine/wrong\.yaml:1: unknown key `rl\.learning_rat`; did you mean .*`learning_rate`.* Valid",
     "{sampling: {heat: 1}}": r"mine/wrong\.yaml:1: unknown key `rl\.sampling\.heat`.*Valid keys of `rl\.sampling`: ",

@@ -244,6 +244,20 @@ def test_a_node_over_its_limit_ends_the_run(make: Any, seconds: float) -> None:
     assert time.monotonic() - began < 20
 
 
+def test_a_limit_holds_for_a_node_that_another_thread_began(make: Any) -> None:
+    experience = {
+        "before": node("slow", "rollout_logprobs", values={"seconds": 0.1}),
+        "hangs": node("slow", "before", values={"seconds": 60}, seconds=0.2),
+        "beside": node("slow", "rollout_logprobs", values={"seconds": 0.3}),
+        "all": node("agree", "beside"),
+        "end": {"operator": "importance_ratio", "takes": {"new": "hangs", "old": "all"}},
+    }
+    began = time.monotonic()
+    with pytest.raises(TimeoutError, match=r"experience\.hangs: slow took longer"):
+        make(experience=experience, metrics={"end": "end"}).run_experience(batch(torch.zeros(3)), given_tensors(3))
+    assert time.monotonic() - began < 20
+
+
 def test_a_thread_that_hangs_does_not_keep_the_process(tmp_path: Path) -> None:
     code = """
 import time
