@@ -1,0 +1,129 @@
+"""An engine that is a server in another process, which others use too."""
+
+import json
+import time
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import flight
+from torch import Tensor
+
+from stages.rollout.config import SamplingConfig
+from stages.rollout.engine import Completion, Request
+from stages.rollout.vllm import wire
+from stages.rollout.vllm.endpoint import Endpoint
+from stages.rollout.vllm.engine import NO_WEIGHTS, room
+from stages.rollout.vllm.launch import Process, last_lines
+
+LOOK_SECONDS = 0.05
+
+
+class ServerEngine:
+    """The client of a vLLM server.
+
+    One client of a server, the one that has started it, sends it weights and lets it sleep; the others wait until the
+    server has the version that they are told.
+    """
+
+    def __init__(self, announced: Path, context: int, log: Path, process: Process | None = None) -> None:
+        """For the server that is announced in `announced`; `process` is the server where this client has started it."""
+        endpoint = Endpoint.read(announced)
+        self.version, self.context = NO_WEIGHTS, context
+        self._log, self._process, self._options = log, process, endpoint.options
+        self._client = flight.FlightClient(endpoint.location)
+        self._new: dict[int, Request] = {}
+        self._cancel: list[int] = []
+        self._sent: set[int] = set()
+        self._order = wire.Order(SamplingConfig(), False, 0.0, [])
+        self._exchange: tuple[Any, Any] | None = None
+
+    def start(self, sampling: SamplingConfig, *, greedy: bool = False, noise: float = 0.0) -> None:
+        """See `Engine`."""
+        assert not self._new and not self._sent, "requests are in flight"
+        self._order = wire.Order(sampling, greedy, noise, [])
+
+    def add(self, key: int, request: Request) -> None:
+        """See `Engine`."""
+        assert key not in self._new and key not in self._sent, f"request {key} is in flight"
+        room(key, request, self._order.sampling, self.context)
+        self._new[key] = request
+
+    def step(self) -> list[tuple[int, Completion]]:
+        """See `Engine`: send what is new, and wait a moment for what has ended."""
+        if not self._new and not self._sent:
+            return []
+        with self._errors():
+            writer, reader = self._exchange = self._exchange or self._connect()
+            batch = wire.requests_batch(list(self._new.items()))
+            self._sent |= self._new.keys()
+            writer.write_with_metadata(batch, self._order._replace(cancel=self._cancel).to_json())
+            self._new, self._cancel = {}, []
+            ended = wire.read_completions(reader.read_chunk().data)
+        self._sent -= {key for key, _ in ended}
+        return ended
+
+    def cancel(self, keys: Iterable[int]) -> None:
+        """See `Engine`."""
+        self._cancel += keys
+
+    def release(self, sessions: Iterable[int]) -> None:
+        """See `Engine`. vLLM itself drops what was not used for longest when it needs the room."""
+
+    def update(self, weights: Iterable[tuple[str, Tensor]] | None, version: int) -> None:
+        """See `Engine`."""
+        assert weights is not None, "the server has weights of its own"
+        if self._process:
+            with self._errors():
+                descriptor = flight.FlightDescriptor.for_command(json.dumps({"version": version}).encode())
+                writer, _ = self._client.do_put(descriptor, wire.WEIGHTS, self._options)
+                with writer:
+                    for batch in wire.weights_batches(weights):
+                        writer.write_batch(batch)
+        else:
+            for _ in weights:
+                pass  # ranks gather them together
+            while self._act("version") != version:
+                time.sleep(LOOK_SECONDS)
+        self.version = version
+
+    def sleep(self) -> None:
+        """See `Engine`."""
+        if self._process:
+            self._act("sleep")
+
+    def wake(self) -> None:
+        """See `Engine`."""
+        if self._process:
+            self._act("wake")
+
+    def close(self) -> None:
+        """See `Engine`: ends the server too, where this client has started it."""
+        if self._exchange:
+            with suppress(flight.FlightError):  # the server may be gone already
+                self._exchange[0].close()
+        self._client.close()
+        if self._process:
+            self._process.stop()
+
+    def _connect(self) -> tuple[Any, Any]:
+        writer, reader = self._client.do_exchange(flight.FlightDescriptor.for_command(b"play"), self._options)
+        writer.begin(wire.REQUESTS)
+        return writer, reader
+
+    def _act(self, name: str) -> int:
+        with self._errors():
+            (result,) = self._client.do_action(flight.Action(name, b""), self._options)
+            return json.loads(result.body.to_pybytes())["version"]
+
+    @contextmanager
+    def _errors(self) -> Generator[None]:
+        """What the server says is wrong is a ValueError; that it is gone a RuntimeError with its last words."""
+        try:
+            yield
+        except pa.ArrowInvalid as error:
+            raise ValueError(str(error).split(". gRPC client debug context")[0]) from None
+        except (flight.FlightUnavailableError, flight.FlightInternalError, flight.FlightServerError) as error:
+            raise RuntimeError(f"the vLLM server has ended or failed: {error}\n{last_lines(self._log)}") from error

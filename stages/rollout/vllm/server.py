@@ -1,0 +1,181 @@
+"""`python -m stages.rollout.vllm.server`: one vLLM for several clients, behind Arrow Flight.
+
+The engine lives in the main thread, which plays steps; what clients ask is done between two steps, so an update finds
+every request at rest, and the request goes on with the new weights. Ends when the process that started it has.
+"""
+
+import argparse
+import json
+import os
+import queue
+import secrets
+import threading
+import time
+import traceback
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from pyarrow import flight
+from transformers import AutoConfig
+
+from data.tokenizer import load_tokenizer
+from stages.rollout.engine import Completion, Request
+from stages.rollout.vllm import wire
+from stages.rollout.vllm.endpoint import Endpoint, TokenCheck
+from stages.rollout.vllm.engine import VllmEngine
+
+LOOK_SECONDS = 0.1
+"""How long a client waits for a completion before it is told that there is none yet."""
+PARENT_SECONDS = 0.5
+
+
+class Desk:
+    """Brings what many threads ask to the one thread that has the engine, and the completions back."""
+
+    def __init__(self, engine: VllmEngine) -> None:
+        self._engine = engine
+        self._asked: queue.SimpleQueue[tuple[Callable[[VllmEngine], Any], Future[Any]]] = queue.SimpleQueue()
+        self._owners: dict[int, tuple[queue.SimpleQueue[tuple[int, Completion]], int]] = {}
+        self._numbers = count()
+
+    def ask(self, question: Callable[[VllmEngine], Any]) -> Any:
+        """What `question` returns or raises, asked between two steps."""
+        answer: Future[Any] = Future()
+        self._asked.put((question, answer))
+        return answer.result()
+
+    def add(
+        self, engine: VllmEngine, key: int, request: Request, ended: queue.SimpleQueue[tuple[int, Completion]]
+    ) -> int:
+        """Take a client's request `key`; its completion comes to `ended`. Returns its number here."""
+        number = next(self._numbers)
+        engine.add(number, request)
+        self._owners[number] = (ended, key)
+        return number
+
+    def serve(self) -> None:
+        """Answer and play, for ever. An error that is not the client's own is raised here, and ends the server."""
+        while True:
+            while not self._asked.empty() or self._engine.idle:
+                question, answer = self._asked.get()
+                try:
+                    answer.set_result(question(self._engine))
+                except ValueError as error:
+                    answer.set_exception(error)
+                self._hand_out()  # what was cancelled
+            self._hand_out()
+
+    def _hand_out(self) -> None:
+        for number, completion in self._engine.step():
+            ended, key = self._owners.pop(number)
+            ended.put((key, completion))
+
+
+class Server(flight.FlightServerBase):
+    """What clients can ask. Flight calls each method in a thread of its own."""
+
+    def __init__(self, location: str, desk: Desk, token: str) -> None:
+        super().__init__(location, middleware={"token": TokenCheck(token)})
+        self._desk = desk
+
+    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        """New requests and cancellations come in, what has ended goes out, in turns, as long as the client lives."""
+        writer.begin(wire.COMPLETIONS)
+        ended: queue.SimpleQueue[tuple[int, Completion]] = queue.SimpleQueue()
+        numbers: dict[int, int] = {}
+        try:
+            for chunk in reader:
+                order = wire.Order.from_json(chunk.app_metadata.to_pybytes())
+                requests = wire.read_requests(chunk.data)
+                self._desk.ask(lambda engine, o=order, r=requests: self._take(engine, o, r, ended, numbers))
+                completions = list(_drain(ended)) if numbers else []
+                for key, _ in completions:
+                    del numbers[key]
+                writer.write_batch(wire.completions_batch(completions))
+        finally:
+            left = list(numbers.values())
+            self._desk.ask(lambda engine: engine.cancel(left))
+
+    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        """New weights; the version is in the descriptor."""
+        version = int(json.loads(descriptor.command)["version"])
+        weights = wire.read_weights(chunk.data for chunk in reader)
+        self._desk.ask(lambda engine: engine.update(weights, version))
+
+    def do_action(self, context: Any, action: flight.Action) -> Iterator[bytes]:
+        """`version`, `wake`, `sleep` (once nothing is in flight)."""
+        if action.type == "sleep":
+            while not self._desk.ask(_sleep_when_idle):
+                time.sleep(LOOK_SECONDS)
+        elif action.type == "wake":
+            self._desk.ask(lambda engine: engine.wake())
+        elif action.type != "version":
+            raise ValueError(f"there is no action {action.type!r}; there are sleep, version and wake")
+        yield json.dumps({"version": self._desk.ask(lambda engine: engine.version)}).encode()
+
+    def _take(
+        self,
+        engine: VllmEngine,
+        order: wire.Order,
+        requests: list[tuple[int, Request]],
+        ended: queue.SimpleQueue[tuple[int, Completion]],
+        numbers: dict[int, int],
+    ) -> None:
+        if requests:
+            engine.start(order.sampling, greedy=order.greedy, noise=order.noise)
+        for key, request in requests:
+            numbers[key] = self._desk.add(engine, key, request, ended)
+        engine.cancel(numbers[key] for key in order.cancel if key in numbers)
+
+
+def _sleep_when_idle(engine: VllmEngine) -> bool:
+    idle = engine.idle
+    if idle:
+        engine.sleep()
+    return idle
+
+
+def _drain(ended: queue.SimpleQueue[tuple[int, Completion]]) -> Generator[tuple[int, Completion]]:
+    """What has ended; waits a moment for the first."""
+    try:
+        yield ended.get(timeout=LOOK_SECONDS)
+        while True:
+            yield ended.get_nowait()
+    except queue.Empty:
+        return
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(PARENT_SECONDS)
+    os._exit(1)
+
+
+def main() -> None:
+    """Start the engine, listen, announce, serve."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", type=Path, required=True, help="folder with config.json and tokenizer")
+    parser.add_argument("--announce", type=Path, required=True, help="file that tells clients address and token")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--slots", type=int, required=True)
+    parser.add_argument("--memory-share", type=float, required=True)
+    parser.add_argument("--parent", type=int, required=True, help="process with which the server ends")
+    given = parser.parse_args()
+    threading.Thread(target=_end_with, args=(given.parent,), daemon=True).start()
+    config, tokenizer = AutoConfig.from_pretrained(given.model, local_files_only=True), load_tokenizer(given.model)
+    desk = Desk(VllmEngine(config, tokenizer, slots=given.slots, memory_share=given.memory_share))
+    token = secrets.token_hex(32)
+    server = Server(f"grpc://{given.host}:0", desk, token)
+    Endpoint(given.host, server.port, token).announce(given.announce)
+    try:
+        desk.serve()
+    finally:
+        traceback.print_exc()
+        os._exit(1)  # Flight's threads wait for answers that will not come
+
+
+if __name__ == "__main__":
+    main()

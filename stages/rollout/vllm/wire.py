@@ -1,0 +1,150 @@
+"""What goes over the wire between the vLLM server and its clients: Arrow batches and JSON, and never a pickle."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from stages.rollout.config import SamplingConfig
+from stages.rollout.engine import Completion, Request
+
+REQUESTS = pa.schema(
+    [
+        ("key", pa.int64()),
+        ("prompt", pa.list_(pa.int32())),
+        ("seed", pa.uint64()),
+        ("max_new_tokens", pa.int32()),
+        ("session", pa.int64()),
+    ]
+)
+COMPLETIONS = pa.schema(
+    [
+        ("key", pa.int64()),
+        ("tokens", pa.list_(pa.int32())),
+        ("logprobs", pa.list_(pa.float32())),
+        ("versions", pa.list_(pa.int32())),
+        ("reason", pa.string()),
+    ]
+)
+WEIGHTS = pa.schema(
+    [
+        ("name", pa.string()),
+        ("dtype", pa.string()),
+        ("shape", pa.list_(pa.int64())),
+        ("start", pa.int64()),
+        ("data", pa.binary()),
+    ]
+)
+PIECE = 2**26
+"""Bytes of a tensor in one message; an Arrow binary holds less than 2 GiB."""
+
+
+class Order(NamedTuple):
+    """What a client says beside its new requests, each time it wants to know what has ended."""
+
+    sampling: SamplingConfig
+    greedy: bool
+    noise: float
+    cancel: list[int]
+    """Keys of requests to be cancelled."""
+
+    def to_json(self) -> bytes:
+        """For a batch's metadata."""
+        return json.dumps(self._asdict() | {"sampling": self.sampling.model_dump(mode="json")}).encode()
+
+    @staticmethod
+    def from_json(text: bytes) -> "Order":
+        """What `to_json` has written. ValueError for anything else."""
+        value: dict[str, Any] = json.loads(text)
+        sampling = SamplingConfig.model_validate(value["sampling"])
+        return Order(sampling, value["greedy"], value["noise"], value["cancel"])
+
+
+def requests_batch(requests: Sequence[tuple[int, Request]]) -> pa.RecordBatch:
+    """Requests with their keys."""
+    rows = [
+        {
+            "key": key,
+            "prompt": list(request.prompt),
+            "seed": request.seed,
+            "max_new_tokens": request.max_new_tokens,
+            "session": request.session,
+        }
+        for key, request in requests
+    ]
+    return pa.RecordBatch.from_pylist(rows, REQUESTS)
+
+
+def read_requests(batch: pa.RecordBatch) -> list[tuple[int, Request]]:
+    """See `requests_batch`."""
+    return [(row.pop("key"), Request(**row)) for row in batch.to_pylist()]
+
+
+def completions_batch(completions: Sequence[tuple[int, Completion]]) -> pa.RecordBatch:
+    """Completions with the keys of their requests."""
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array([key for key, _ in completions], pa.int64()),
+            pa.array([completion.tokens for _, completion in completions], pa.list_(pa.int32())),
+            pa.array([completion.logprobs for _, completion in completions], pa.list_(pa.float32())),
+            pa.array([completion.versions for _, completion in completions], pa.list_(pa.int32())),
+            pa.array([completion.reason for _, completion in completions], pa.string()),
+        ],
+        schema=COMPLETIONS,
+    )
+
+
+def read_completions(batch: pa.RecordBatch) -> list[tuple[int, Completion]]:
+    """See `completions_batch`."""
+    return [
+        (
+            row["key"],
+            Completion(
+                row["tokens"], np.array(row["logprobs"], np.float32), np.array(row["versions"], np.int32), row["reason"]
+            ),
+        )
+        for row in batch.to_pylist()
+    ]
+
+
+def weights_batches(weights: Iterable[tuple[str, Tensor]]) -> Iterator[pa.RecordBatch]:
+    """Each tensor as its bytes, in pieces, one after another."""
+    for name, tensor in weights:
+        data = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+        dtype, shape = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
+        for start in range(0, max(1, len(data)), PIECE):
+            row = [[name], [dtype], [shape], [start], [data[start : start + PIECE].tobytes()]]
+            yield pa.RecordBatch.from_arrays(
+                [pa.array(*pair) for pair in zip(row, WEIGHTS.types, strict=True)], schema=WEIGHTS
+            )
+
+
+def read_weights(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of `weights_batches`, one at a time. ValueError when a piece is missing."""
+    name, tensor, filled, room = "", torch.empty(0), 0, 0
+    for batch in batches:
+        (row,) = batch.to_pylist()
+        if filled == room:
+            name, filled = row["name"], 0
+            tensor = torch.empty(row["shape"], dtype=_dtype(row["dtype"]))
+            room = tensor.nbytes
+        data = np.frombuffer(row["data"], np.uint8)
+        if (row["name"], row["start"]) != (name, filled) or filled + len(data) > room:
+            raise ValueError(f"{name}: a piece of the tensor is missing")
+        tensor.view(-1).view(torch.uint8).numpy()[filled : filled + len(data)] = data
+        filled += len(data)
+        if filled == room:
+            yield name, tensor
+    if filled < room:
+        raise ValueError(f"{name}: a piece of the tensor is missing")
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"{name!r} is no type of a tensor")
+    return found
