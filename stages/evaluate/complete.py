@@ -5,13 +5,12 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from data.tokenizer import encode_prompt
 from stages.environments.base import BaseEnvironment
 from stages.evaluate.graded import graded_row
 from stages.evaluate.suites import Case, Suite
 from stages.rollout.config import SamplingConfig
 from stages.rollout.engine import Engine
-from stages.rollout.episodes import Start, play_episodes
+from stages.rollout.episodes import Start, encode_first, play_episodes
 
 
 def complete(
@@ -32,7 +31,7 @@ def complete(
             engine,
             tokenizer,
             environment,
-            [_start(engine, tokenizer, case) for case in some],
+            [Start(c.task, encode_first(engine, tokenizer, c.task["id"], c.prompt), c.seed) for c in some],
             sampling.model_copy(update={"slots": suite.slots}),
             greedy=suite.greedy,
             noise=noise,
@@ -40,13 +39,3 @@ def complete(
         )
         rows += [graded_row(case, episode) for case, episode in zip(some, played, strict=True)]
     return rows
-
-
-def _start(engine: Engine, tokenizer: PreTrainedTokenizerFast, case: Case) -> Start:
-    tokens, context = encode_prompt(tokenizer, case.prompt), engine.context
-    if len(tokens) >= context:
-        raise ValueError(
-            f"row {case.task['id']}: its prompt {case.prompt[:60]!r} has {len(tokens)} tokens, and the model's context "
-            f"of {context} leaves no room for an answer; leave the row out, or take a model with a longer context"
-        )
-    return Start(case.task, tokens, case.seed)

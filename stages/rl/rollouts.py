@@ -12,13 +12,12 @@ from transformers import PreTrainedTokenizerFast
 
 from data.job import Job
 from data.rows import Row
-from data.tokenizer import encode_prompt
 from data.trajectories import Trajectories
 from stages.environments.base import BaseEnvironment, GraderError
 from stages.environments.rewards import VERIFIER, Episode, Term, load_terms
 from stages.rl.config import StageConfig
 from stages.rollout.engine import Engine
-from stages.rollout.episodes import Played, Start, play_episodes
+from stages.rollout.episodes import Played, Start, encode_first, play_episodes
 
 Number = TypeVar("Number", bound=np.generic)
 LOGGER = logging.getLogger(__name__)
@@ -69,7 +68,7 @@ class Player:
         count = self.config.samples_per_prompt
         starts: list[Start] = []
         for task in tasks:
-            prompt = self._prompt(task.row)
+            prompt = encode_first(self.engine, self.tokenizer, task.row["id"], task.row["prompt"])
             seeds = [request_seed(self.seed, step, task.slot, sample) for sample in range(count)]
             starts += [Start(task.row, prompt, seed) for seed in seeds]
         played = play_episodes(
@@ -82,16 +81,6 @@ class Player:
         )
         samples = [self._rewarded(tasks[place // count].slot, place % count, p) for place, p in enumerate(played)]
         return tabulate(samples, len(self.terms))
-
-    def _prompt(self, row: Row) -> list[int]:
-        tokens = encode_prompt(self.tokenizer, self.environment.reset(task=row)[0])
-        context = self.engine.context
-        if len(tokens) >= context:
-            raise ValueError(
-                f"row {row['id']}: its prompt {row['prompt'][:60]!r} has {len(tokens)} tokens, and the model's context "
-                f"of {context} leaves no room for an answer; leave the row out, or take a model with a longer context"
-            )
-        return tokens
 
     def _rewarded(self, slot: int, number: int, played: Played) -> Sample:
         """The sample with its terms; a failure is logged and counted, NaN and infinity end the stage."""

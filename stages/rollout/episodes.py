@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from transformers import PreTrainedTokenizerFast
 
-from data.tokenizer import decode, encode_observation
+from data.tokenizer import decode, encode_observation, encode_prompt
 from stages.environments.base import BaseEnvironment, GraderError, Task
 from stages.rollout.config import SamplingConfig
 from stages.rollout.engine import Completion, Engine, Request
@@ -95,6 +95,17 @@ def play_episodes(
             on_progress(ended)
         on_progress(ended)
     return [flight.played for flight in flights]
+
+
+def encode_first(engine: Engine, tokenizer: PreTrainedTokenizerFast, row: str, prompt: str) -> list[int]:
+    """Ids of the prompt of a row with this id. ValueError names the row when the context leaves no room for a turn."""
+    tokens, context = encode_prompt(tokenizer, prompt), engine.context
+    if len(tokens) >= context:
+        raise ValueError(
+            f"row {row}: its prompt {prompt[:60]!r} has {len(tokens)} tokens, and the model's context of {context} "
+            "leaves no room for an answer; leave the row out, or take a model with a longer context"
+        )
+    return tokens
 
 
 def turn_seed(seed: int, turn: int) -> int:
