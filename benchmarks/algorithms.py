@@ -4,7 +4,8 @@ Every seed is the demo with that seed: one synth and one sft stage, then for eac
 settings of its file, and the evaluate stage over the evaluation split. The stages are the real ones, each in a process
 of one thread. The figure is the smallest gain of all; the baseline is what is demanded of each, `LEAST_GAIN`.
 
-Finished stages are kept under runs/algorithms and are not run again, unless the config or the algorithm's file differ.
+Finished stages are kept under runs/algorithms, each with its log, and one that was interrupted goes on. They are run
+again when the config, the algorithm's file or the code of the stage differ.
 By itself, `python -m benchmarks.algorithms [NAME]...` prints the table of all or some algorithms.
 """
 
@@ -14,6 +15,7 @@ import os
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +24,7 @@ from rich.table import Table
 
 from checkpoints.manifest import NAME, Provenance, Result, digest
 from data.job import Job
+from slurm.fingerprint import code_files
 from stages.algorithms.load import SHIPPED
 from workflow.config import DEFAULT, INPUTS, RunConfig, load
 
@@ -59,6 +62,7 @@ def measure() -> dict[str, str | float]:
 
 def table(algorithms: Sequence[str]) -> dict[tuple[str, int], Gain]:
     """By algorithm and seed; the table is printed as well."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # of the workers
     workers = min(len(os.sched_getaffinity(0)), len(SEEDS))
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
         for future in [pool.submit(warm_up, seed) for seed in SEEDS]:
@@ -104,7 +108,9 @@ def _result(run: RunConfig, stage: str, results: dict[str, Result], algorithm: s
     inputs = {name: results[name] for name in INPUTS[stage]}
     text = (SHIPPED / f"{algorithm}.yaml").read_text() if algorithm else ""
     parents = {name: result.digest for name, result in inputs.items()}
-    key = digest({"config": config.model_dump(mode="json"), "inputs": parents, "algorithm": text})
+    code = {path: found for path, found in code_files(stage).items() if path.endswith(".py")}
+    made_of = {"config": config.model_dump(mode="json"), "inputs": parents, "algorithm": text, "code": code}
+    key = digest(made_of)
     folder = FOLDER / f"seed-{run.seed}" / "-".join(filter(None, [algorithm, stage, key[:8]]))
     if not (folder / NAME).exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -117,10 +123,10 @@ def _result(run: RunConfig, stage: str, results: dict[str, Result], algorithm: s
             code_version="",
             inputs=parents,
         ).write(folder)
-        importlib.import_module(f"stages.{stage}.run").run(config, inputs, folder, Job())
+        with (folder / "log").open("a") as log, redirect_stdout(log):
+            importlib.import_module(f"stages.{stage}.run").run(config, inputs, folder, Job())
     return Result(folder / NAME)
 
 
 if __name__ == "__main__":
-    os.environ["OMP_NUM_THREADS"] = "1"
     table(sys.argv[1:] or sorted(path.stem for path in SHIPPED.glob("*.yaml")))
