@@ -70,32 +70,22 @@ class Algorithm:
         With `resample` it needs no forward pass, so a round of rollouts can be judged before the step is whole.
         """
         assert self.skip_where_zero is not None, "only an algorithm with skip_where_zero selects"
-        return self._selection.run(batch, given, self.kinds)[self.skip_where_zero]
+        return self._selection.run(batch, given, self.kinds, {self.skip_where_zero})[self.skip_where_zero]
 
     def run_experience(self, batch: Batch, given: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
-        """The given quantities and all that the experience makes of them. Call it without gradient, on all ranks."""
-        return self._experience.run(batch, given, self.kinds)
+        """The given quantities and all that the experience makes of them. Call it without gradient, on all ranks.
+
+        Raises ArithmeticError when what the update takes, or what decides on skipping, is not finite.
+        """
+        skip = [] if self.skip_where_zero is None else [self.skip_where_zero]
+        return self._experience.run(batch, given, self.kinds, self.carried.union(skip))
 
     def run_update(self, batch: Batch, carried: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
         """The carried quantities of a micro-batch and all that the update makes of them, `loss` among it.
 
-        Raises ArithmeticError that names the first node whose output is not finite when the loss is not.
+        Raises ArithmeticError when the loss is not finite.
         """
-        made = self._update.run(batch, carried, self.kinds)
-        if not bool(made[LOSS].isfinite()):
-            raise ArithmeticError(self._not_finite(made))
-        return made
-
-    def _not_finite(self, made: Mapping[str, "Tensor"]) -> str:
-        wrong = [name for name, quantity in made.items() if not bool(quantity.isfinite().all())]
-        for node in self.update:
-            if any(name.partition(".")[0] == node.name for name in wrong):
-                taken = ", ".join(source for source in node.takes.values() if source in wrong) or "none"
-                text = (
-                    f"{node.where}: {node.operator.name} gave a value that is not finite; of what it takes, such is: "
-                )
-                return text + taken
-        raise AssertionError("the loss is one of them")
+        return self._update.run(batch, carried, self.kinds, {LOSS})
 
     @cached_property
     def _experience(self) -> Graph:

@@ -8,7 +8,7 @@ take is there; the only one that can run needs no thread.
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property
@@ -44,13 +44,29 @@ class Graph:
         """By node, those that wait for it."""
         return {name: [node for node in self.nodes if name in self.sources[node.name]] for name in self.sources}
 
-    def run(self, batch: Batch, known: Mapping[str, "Tensor"], kinds: Mapping[str, Kind]) -> dict[str, "Tensor"]:
+    def run(
+        self, batch: Batch, known: Mapping[str, "Tensor"], kinds: Mapping[str, Kind], finite: Iterable[str] = ()
+    ) -> dict[str, "Tensor"]:
         """The known quantities and all that the nodes make of them. Raises the first error that any node met.
 
         A node over its time limit is a TimeoutError, as soon as the caller's thread has nothing else to do. Its thread
         goes on, since a thread cannot be killed; it does not hold up the end of the process, which the error is.
+        ArithmeticError when a quantity of `finite` is not: it names the first node that gave such a value.
         """
-        return _Run(self, batch, known, _sizes(batch, known, kinds)).result()
+        made = _Run(self, batch, known, _sizes(batch, known, kinds)).result()
+        wrong = [name for name in sorted(finite) if not bool(made[name].isfinite().all())]
+        if wrong:
+            raise ArithmeticError(self._not_finite(wrong, made))
+        return made
+
+    def _not_finite(self, names: Sequence[str], made: Mapping[str, "Tensor"]) -> str:
+        wrong = {name for name, quantity in made.items() if not bool(quantity.isfinite().all())}
+        for node in self.nodes:
+            if any(node.name + suffix in wrong for suffix in node.operator.gives):
+                taken = ", ".join(sorted(wrong & set(node.takes.values()))) or "nothing"
+                said = f"{node.where}: {node.operator.name} gave a value that is not finite"
+                return f"{said}; of what it takes, {taken} is not finite either"
+        return f"{', '.join(names)}: the stage gave a value that is not finite"
 
 
 class _Run:
@@ -68,7 +84,7 @@ class _Run:
         self.running: dict[str, tuple[Node, float]] = {}
         """Nodes in threads, and when they began."""
         self.error: BaseException | None = None
-        self.grad = _grad_enabled()
+        self.modes = _modes()
         self.threads_used = False
         self.changed = Condition()
 
@@ -84,7 +100,7 @@ class _Run:
                     self._done(node, self._run_here(node))
                 if self.error is not None:
                     raise self.error
-        if self.threads_used and self.grad:
+        if self.threads_used and self.modes[0]:
             number_in_order(self.graph.nodes, self.quantities)
         return self.quantities
 
@@ -127,7 +143,7 @@ class _Run:
 
     def _in_thread(self, node: Node | None) -> None:
         """Run a node, then one of those that waited for it; others get threads of their own."""
-        with _grad_mode(self.grad):
+        with _in_modes(*self.modes):
             while node is not None:
                 try:
                     made = node.run(self.apart, self.quantities, self.sizes)
@@ -185,10 +201,17 @@ def _refuse(_: Any) -> Never:
     )
 
 
-def _grad_enabled() -> bool:
-    """Whether gradients are recorded in this thread. Who has tensors has torch; this package does not import it."""
-    return sys.modules["torch"].is_grad_enabled()
+def _modes() -> tuple[bool, int]:
+    """Whether this thread records gradients, and how many cores an operation takes, on which its last bits depend.
+
+    Both belong to a thread. Who has tensors has torch; this package does not import it.
+    """
+    torch = sys.modules["torch"]
+    return torch.is_grad_enabled(), torch.get_num_threads()
 
 
-def _grad_mode(enabled: bool) -> AbstractContextManager[None]:
-    return sys.modules["torch"].set_grad_enabled(enabled)
+def _in_modes(grad: bool, cores: int) -> AbstractContextManager[None]:
+    torch = sys.modules["torch"]
+    if torch.get_num_threads() != cores:
+        torch.set_num_threads(cores)
+    return torch.set_grad_enabled(grad)

@@ -71,6 +71,12 @@ def logarithm(of: PerToken) -> PerToken:
     return of.log()
 
 @operator()
+def cores(of: PerSample) -> PerSample:
+    import torch
+
+    return of * 0 + torch.get_num_threads()
+
+@operator()
 def mean(of: PerToken) -> Scalar:
     return of.mean()
 """
@@ -295,9 +301,40 @@ def test_a_loss_that_is_not_finite_names_the_first_node_that_made_it_so(make: An
     update = {"a": node("logarithm", "policy.logprobs"), "loss": node("mean", "a")}
     algorithm = make(update=update)
     with pytest.raises(
-        ArithmeticError, match=r"mine\.yaml: update\.a: logarithm gave a value that is not finite.*none"
+        ArithmeticError, match=r"mine\.yaml: update\.a: logarithm gave a value that is not finite.*nothing"
     ):
         algorithm.run_update(batch(torch.tensor([-1.0, -2.0])), {})
+
+
+def test_what_the_update_takes_and_what_decides_on_skipping_are_finite(make: Any) -> None:
+    experience = {"a": node("logarithm", "rollout_logprobs"), "b": node("bend", "a")}
+    update = {"c": {"operator": "policy_gradient", "takes": {"logprobs": "policy.logprobs", "advantage": "b"}}}
+    update["loss"] = node("mean", "c")
+    found = r"experience\.a: logarithm gave a value that is not finite; of what it takes, nothing is"
+    with pytest.raises(ArithmeticError, match=found):
+        make(experience=experience, update=update).run_experience(batch(torch.zeros(3)), given_tensors(3))
+    selecting = make(experience=experience, skip_where_zero="b", resample=1)
+    with pytest.raises(ArithmeticError, match=found):
+        selecting.run_selection(batch(torch.zeros(3)), given_tensors(3))
+    odd = {"rollout_logprobs": torch.tensor([float("nan")])}
+    with pytest.raises(
+        ArithmeticError, match=r"experience\.a: .*; of what it takes, rollout_logprobs is not finite eith"
+    ):
+        selecting.run_selection(batch(torch.zeros(1)), odd)
+
+
+def test_a_thread_computes_on_as_many_cores_as_the_caller(make: Any) -> None:
+    algorithm = make(
+        experience={"a": node("cores", "reward"), "b": node("cores", "reward")}, metrics={"a": "a", "b": "b"}
+    )
+    before = torch.get_num_threads()
+    try:
+        for cores in (1, 2, 1):
+            torch.set_num_threads(cores)
+            found = algorithm.run_experience(batch(torch.zeros(1)), {"reward": torch.zeros(1)})
+            assert [found["a"].item(), found["b"].item()] == [cores, cores]
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_policy_that_gives_too_little_is_named(make: Any) -> None:
