@@ -60,7 +60,8 @@ class Rows:
             taken.append(sample)
             sources.append(source)
         if taken:
-            self._have(max(len(sample.prompt) for sample in taken))
+            # One more: a row that ends with its first token goes on writing to that token's place.
+            self._have(max(len(sample.prompt) for sample in taken) + 1)
             self.slots.reserve(0, 0, max(sample.limit for sample in taken))
             going = [source for source in sources if source]
             self._start(taken, self._extend(taken, going) if going else self._begin(taken))

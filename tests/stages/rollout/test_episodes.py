@@ -15,6 +15,7 @@ from data.tokenizer import character_tokenizer
 from stages.environments.base import Answer, BaseEnvironment, Task
 from stages.rl.rollouts import Sample, tabulate
 from stages.rollout.config import SamplingConfig
+from stages.rollout.engine import Completion, Request, generate
 from stages.rollout.episodes import Played, Start, play_episodes, turn_seed
 from stages.rollout.torch.engine import TorchEngine
 from stages.trainer import attention
@@ -190,3 +191,22 @@ def test_an_observation_that_the_tokenizer_does_not_know_names_the_row(monkeypat
 def test_seeds_of_turns_are_distinct_and_the_first_is_the_episodes_own() -> None:
     seeds = {turn_seed(seed, turn) for seed in range(30) for turn in range(30)}
     assert len(seeds) == 900 and turn_seed(5, 0) == 5 and all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_a_turn_as_long_as_all_before_it_may_end_with_its_first_token() -> None:
+    """Its row goes on writing to that token's place while its neighbours are generated."""
+    player, sampling, long = engine(), SamplingConfig(max_new_tokens=6, slots=8), [1, *[5, 6] * 11]
+    ends = next(s for s in range(999) if len(generate(player, [Request(long, s)], sampling)[0].tokens) == 1)
+    goes_on = next(s for s in range(999) if len(generate(player, [Request([1, 3], s)], sampling)[0].tokens) == 6)
+    fills = next(s for s in range(999) if len(generate(player, [Request(long[:17], s)], sampling)[0].tokens) == 6)
+    player.start(sampling)
+    found: dict[int, Completion] = {}
+    player.add(0, Request(long[:17], fills))  # after it, each row has room for 17 + 6 tokens
+    while not found:
+        found.update(player.step())
+    player.add(1, Request(long, ends))
+    for key in range(2, 8):
+        player.add(key, Request([1, 3], goes_on))
+    while len(found) < 8:
+        found.update(player.step())
+    assert [len(found[key].tokens) for key in range(8)] == [6, 1, *[6] * 6]
