@@ -47,8 +47,15 @@ class Node:
         Raises NodeError when the operator fails in its last attempt, and ValueError when it did not keep its promise.
         """
         leading = [replace(batch, wanted=self.wanted) if self.wanted else batch] if self.operator.takes_batch else []
-        inputs = {name: quantities[source] for name, source in self.takes.items()}
+        inputs: dict[str, Any] = {name: quantities[source] for name, source in self.takes.items()}
+        versions = {name: tensor._version for name, tensor in inputs.items()}
         result = self._attempts(*leading, **inputs, **self.values)
+        for name, tensor in inputs.items():
+            if tensor._version != versions[name]:
+                raise ValueError(
+                    f"{self.where}: {self.takes[name]} was changed in place, by {self.operator.name} or by one that ran "
+                    "beside it, and others take it too; make a new tensor (x.clamp() instead of x.clamp_())"
+                )
         if "" in self.operator.outputs:
             outputs = {"": result}
         else:
