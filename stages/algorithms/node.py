@@ -53,7 +53,7 @@ class Node:
         for name, tensor in inputs.items():
             if tensor._version != versions[name]:
                 raise ValueError(
-                    f"{self.where}: {self.takes[name]} was changed in place, by {self.operator.name} or by one that ran "
+                    f"{self.where}: {self.takes[name]} was changed in place, by {self.operator.name} or one that ran "
                     "beside it, and others take it too; make a new tensor (x.clamp() instead of x.clamp_())"
                 )
         if "" in self.operator.outputs:

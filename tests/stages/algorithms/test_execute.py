@@ -290,7 +290,7 @@ def test_what_talks_to_other_ranks_may_neither_be_tried_again_nor_be_limited(mak
 BROKEN = {
     "cheat": r"experience\.a: cheat failed .*only an @operator\(whole_batch=True\) may talk to other ranks",
     "short": r"experience\.a: short gave a tensor of shape \[2\], where per token means the shape \[3\]",
-    "spoil": r"experience\.a: rollout_logprobs was changed in place, by spoil or by one that ran beside it",
+    "spoil": r"experience\.a: rollout_logprobs was changed in place, by spoil or one that ran beside it",
     "number": r"experience\.a: number gave float, where a scalar means the shape \[\]",
 }
 
