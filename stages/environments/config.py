@@ -36,7 +36,7 @@ class RowsConfig(Section):
 
 
 class GuessConfig(Section):
-    """Find a number by asking: `37-52:` -> `44`, `HIGHER:` -> `48`, ... (`environments.guess`)."""
+    """Find a number by asking: `37-52:` -> `44`, `HIGHER 45-52:` -> `48`, ... (`environments.guess`)."""
 
     name: Literal["guess"] = "guess"
     numbers: int = Field(default=16, ge=2, le=1000)

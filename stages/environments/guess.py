@@ -1,4 +1,4 @@
-"""Find a hidden number by asking, in a few turns: `37-52:` -> `44`, `HIGHER:` -> `48`, `LOWER:` -> `46`.
+"""Find a hidden number by asking, in a few turns: `37-52:` -> `40`, `HIGHER 41-52:` -> `47`, `LOWER 41-46:` -> `45`.
 
 The demonstrations guess at random, so imitation teaches the form of a guess and the verifier has the halving to teach.
 """
@@ -9,7 +9,8 @@ import re
 from stages.environments.base import Answer, BaseEnvironment, Task, unknown_perturbation
 from stages.environments.config import GuessConfig
 
-HIGHER, LOWER, UNREADABLE = "HIGHER:", "LOWER:", "NUMBER?"
+HIGHER, LOWER, UNREADABLE = "HIGHER", "LOWER", "NUMBER?"
+"""Before the range that is left."""
 LARGEST_START = 899
 """Of the lowest number, so that prompts differ: a prompt is a task, and one hidden number belongs to it."""
 NUMBER = re.compile(r"-?[0-9]+(?:[.,][0-9]+)*")
@@ -43,11 +44,22 @@ class Guess(BaseEnvironment):
         reward, parsed = self.grade(task, action)
         if reward or self.turns_left == 1:
             return Answer("", reward, True, parsed)
-        if not parsed:
-            return Answer(UNREADABLE, 0.0, False, False)
+        low, high = self.left(task, action)
         guessed = guess(action)
-        assert guessed is not None, "it was parsed"
-        return Answer(HIGHER if guessed < int(task["answer"]) else LOWER, 0.0, False, True)
+        word = UNREADABLE if guessed is None else HIGHER if guessed < int(task["answer"]) else LOWER
+        return Answer(f"{word} {low}-{high}:", 0.0, False, parsed)
+
+    def left(self, task: Task, action: str) -> tuple[int, int]:
+        """Where the hidden number may be after all guesses, the last one in `action`."""
+        low, high = (int(part) for part in self.canonical(task["prompt"]).removesuffix(":").split("-"))
+        hidden = int(task["answer"])
+        for said in (*(before for before, _ in self._turns), action):
+            guessed = guess(said)
+            if guessed is not None and guessed < hidden:
+                low = max(low, guessed + 1)
+            elif guessed is not None:
+                high = min(high, guessed - 1)
+        return low, high
 
     def grade(self, task: Task, completion: str) -> tuple[float, bool]:
         """1 when the last number is the hidden one; parsed when there is a whole number."""

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from stages.environments.base import BaseEnvironment
 from stages.environments.config import GuessConfig
-from stages.environments.guess import HIGHER, LOWER, UNREADABLE, guess
+from stages.environments.guess import HIGHER, guess
 from stages.environments.registry import make
 from stages.environments.self_test import self_test
 
@@ -28,17 +28,23 @@ def play(environment: BaseEnvironment, actions: list[str]) -> tuple[list[str], f
 def test_an_episode_is_led_to_the_number_and_earns_one() -> None:
     environment = make(GuessConfig())
     environment.reset(task=TASK)
-    assert play(environment, ["17", "I take 24.", "21"]) == ([HIGHER, LOWER, ""], 1.0, True)
+    assert play(environment, ["17", "I take 24.", "21"]) == (["HIGHER 18-25:", "LOWER 18-23:", ""], 1.0, True)
     assert environment.render().splitlines() == [
-        *("prompt: 10-25:", "answer: 21", "action: 17", f"observation: {HIGHER}"),
-        *("action: I take 24.", f"observation: {LOWER}", "action: 21", "reward: 1"),
+        *("prompt: 10-25:", "answer: 21", "action: 17", "observation: HIGHER 18-25:"),
+        *("action: I take 24.", "observation: LOWER 18-23:", "action: 21", "reward: 1"),
     ]
+
+
+def test_a_guess_beyond_the_range_does_not_widen_it() -> None:
+    environment = make(GuessConfig())
+    environment.reset(task=TASK)
+    assert play(environment, ["20", "5", "900"])[0] == ["HIGHER 21-25:", "HIGHER 21-25:", "LOWER 21-25:"]
 
 
 def test_after_the_last_guess_it_is_over_and_earns_nothing() -> None:
     environment = make(GuessConfig(turns=3))
     environment.reset(task=TASK)
-    assert play(environment, ["17", "what?", "22"]) == ([HIGHER, UNREADABLE, ""], 0.0, True)
+    assert play(environment, ["17", "what?", "22"]) == (["HIGHER 18-25:", "NUMBER? 18-25:", ""], 0.0, True)
     environment.reset(task=TASK)
     assert environment.turns_left == 3
 
@@ -52,7 +58,8 @@ def test_halving_finds_every_number_in_time(seed: int, harder: bool) -> None:
     while not done:
         middle = (low + high) // 2
         observation, reward, done, _ = environment.step(str(middle))
-        low, high = (middle + 1, high) if observation == HIGHER else (low, middle - 1)
+        low, high = (middle + 1, high) if observation.startswith(HIGHER) else (low, middle - 1)
+        assert done or observation.endswith(f" {low}-{high}:")
     assert reward == 1
 
 
@@ -105,5 +112,6 @@ def test_copies_of_one_environment_play_episodes_of_their_own() -> None:
     other = copy.copy(one)
     one.reset(task=TASK)
     other.reset(task={**TASK, "answer": "12"})
-    assert one.step("17")[0] == HIGHER and other.step("17")[0] == LOWER and one.step("18")[0] == HIGHER
+    assert (one.step("17")[0], other.step("17")[0]) == ("HIGHER 18-25:", "LOWER 10-16:")
+    assert one.step("19")[0] == "HIGHER 20-25:"
     assert (one.turns_left, other.turns_left) == (1, 2)
