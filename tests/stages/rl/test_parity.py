@@ -188,6 +188,32 @@ def test_a_cache_that_is_shifted_by_one_position_is_told_from_the_model(
         assert "prefill      agrees" in said and "decode       parts" in said
 
 
+class Opaque:
+    """An engine of which nothing but the protocol can be seen."""
+
+    def __init__(self, engine: TorchEngine) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "model":
+            raise AttributeError(name)
+        return getattr(self._engine, name)
+
+
+def test_an_engine_that_does_not_show_its_model_is_judged_by_its_answers(
+    learner: Learner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of(learner)
+    add(engine.model, "model.norm.weight", 0.5)
+    said = verdict(lambda: gate_of(learner, Opaque(engine)).check_generation(1))
+    assert "They part in: model. The engine does not show its insides" in said
+    assert said.count("the engine shows none") == 2
+    whole, real = Opaque(engine_of(learner)), DecodeContext.of
+    shifted = staticmethod(lambda cache, positions, width: real(cache, positions - 1, width))
+    monkeypatch.setattr(DecodeContext, "of", shifted)
+    assert "They part in: cache." in verdict(lambda: gate_of(learner, whole).check_generation(1))
+
+
 class Other(TorchEngine):
     """Samples at another temperature than it is told."""
 
