@@ -106,6 +106,9 @@ def test_two_ranks_play_the_rounds_that_one_does(world: Any, dapo: Path, start: 
         together = {seed: rank.sequence(i)[0] for rank in ranks for i, seed in enumerate(rank.seeds.tolist())}
         for index, seed in enumerate(one.seeds.tolist()):
             np.testing.assert_array_equal(together[seed], one.sequence(index)[0])
+    after_one, after_two = rounds_of(dapo, 2)[0], rounds_of(folder, 2)[0]
+    prompts = [{prompt for rank in ranks for prompt in rank.prompt_ids} for ranks in (after_one, after_two)]
+    assert prompts[0] == prompts[1], "the next step begins at the same prompt"
 
 
 def test_when_every_answer_is_as_good_as_the_others_the_step_learns_nothing(world: Any) -> None:
