@@ -9,7 +9,7 @@ from transformers import GraniteConfig, LlamaConfig, PreTrainedModel, Qwen2Confi
 
 from stages.rollout.config import SamplingConfig
 from stages.rollout.engine import Completion, Request, generate
-from stages.rollout.torch import rows, slots
+from stages.rollout.torch import forward, rows, slots
 from stages.rollout.torch.engine import TorchEngine, unsharded_copy
 from stages.rollout.torch.forward import forward_of
 
@@ -191,3 +191,19 @@ def test_generating_leaves_a_training_policy_as_it_was(tiny: Tiny) -> None:
     generate(TorchEngine(model, EOS), requests(), SamplingConfig(max_new_tokens=4))
     assert model.training
     assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_layers_that_transformers_computes_otherwise_are_left_to_transformers(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tiny: Tiny, logprobs_of: Logprobs
+) -> None:
+    def unturned(heads: torch.Tensor, _: object) -> torch.Tensor:
+        return heads
+
+    monkeypatch.setattr(forward, "_rotate", unturned)
+    model = tiny().train()
+    engine = TorchEngine(model, EOS)
+    assert "its own, slower layers generate" in caplog.text
+    request = requests()[1]
+    found = generate(engine, [request], SamplingConfig(max_new_tokens=9))[0]
+    np.testing.assert_allclose(found.logprobs, logprobs_of(model, request.prompt, found.tokens), atol=1e-5)
+    assert model.training
