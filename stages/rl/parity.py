@@ -77,8 +77,9 @@ class Gate:
         apart = np.concatenate([np.zeros(0), *(found.apart for found in evidence)])
         ranks = _of_all_ranks([float(apart.max(initial=0)), float(apart.sum()), len(apart)])
         rank, worst = int(ranks[:, 0].argmax()), float(ranks[:, 0].max())
-        mean = float(ranks[:, 1].sum() / ranks[:, 2].sum().clamp(min=1))
-        if worst <= self.limit.largest and mean <= self.limit.mean:
+        count = int(ranks[:, 2].sum())
+        mean = float(ranks[:, 1].sum()) / max(1, count)
+        if self.limit.allows(worst, mean, count):
             return worst, mean
         # Gathered weights and forward passes need all ranks: each looks at what it has, the worst one is heard.
         nothing = Evidence(self.prompt, np.array([len(self.prompt)]), np.zeros(1))

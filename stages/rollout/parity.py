@@ -5,6 +5,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+MEAN_TOKENS = 64
+"""Fewer say little about a mean: the rounding of one token may be all of it."""
+
 
 class Limit(NamedTuple):
     """By how much an engine and the policy may differ."""
@@ -12,19 +15,25 @@ class Limit(NamedTuple):
     largest: float
     """Nats, the log-probability of one token."""
     mean: float
-    """Nats, over all tokens that are compared at once."""
+    """Nats, over all tokens that are compared at once, where there are at least MEAN_TOKENS."""
     tolerance: float
     """Of a module's output, as a share of its largest entry."""
 
     def exceeded(self, apart: npt.NDArray[np.float64]) -> bool:
         """Whether differences [K] in nats are too much."""
-        return len(apart) > 0 and not (apart.max() <= self.largest and apart.mean() <= self.mean)
+        return len(apart) > 0 and not self.allows(float(apart.max()), float(apart.mean()), len(apart))
+
+    def allows(self, largest: float, mean: float, count: int) -> bool:
+        """Whether the largest and the mean difference of `count` tokens are small enough."""
+        return largest <= self.largest and (mean <= self.mean or count < MEAN_TOKENS)
 
 
 FP32 = Limit(1e-4, 1e-4, 1e-5)
 """Sums in another order differ by 1e-6 to 1e-5."""
-HALF = Limit(0.5, 0.05, 0.05)
-"""In bfloat16 a logit of 16 is known to 0.06: one unlikely token says little, and the mean says more."""
+HALF = Limit(1.0, 0.1, 0.05)
+"""In bfloat16 a logit of 16 is known to 0.06. SmolLM2-135M on a CPU, trainer and engine both in bfloat16, parts by 0.04
+on average and by 0.3 at most in 192 tokens. Broken: one norm whose first 64 weights are doubled 0.17 and 1.3, rope with
+frequencies of 0.9 0.18 and 2.1, a temperature of 0.9 0.15 and 1.4."""
 
 
 class ParityError(RuntimeError):

@@ -17,7 +17,7 @@ from stages.rl.diagnosis import policy_logits
 from stages.rl.parity import Gate, spread
 from stages.rollout.config import SamplingConfig
 from stages.rollout.engine import Completion, Request, generate
-from stages.rollout.parity import FP32, ParityError, differences, places_in_words
+from stages.rollout.parity import FP32, HALF, MEAN_TOKENS, ParityError, differences, places_in_words
 from stages.rollout.torch.cache import DecodeContext
 from stages.rollout.torch.engine import TorchEngine
 from stages.trainer import attention
@@ -296,6 +296,12 @@ def test_the_compared_samples_lie_apart_and_change_with_the_step() -> None:
     assert spread(16, 4, 0) == [0, 4, 8, 12] and spread(16, 4, 1) == [1, 5, 9, 13] and spread(16, 4, 5) == [1, 5, 9, 13]
     assert spread(2, 4, 1) == [0, 1] and spread(0, 4, 1) == []
     assert {place for step in range(64) for place in spread(256, 4, step)} == set(range(256))
+
+
+def test_in_16_bits_a_mean_counts_only_over_enough_tokens() -> None:
+    few, many = np.full(MEAN_TOKENS - 1, 0.3), np.full(MEAN_TOKENS, 0.3)
+    assert not HALF.exceeded(few) and HALF.exceeded(many) and HALF.exceeded(np.array([1.5]))
+    assert FP32.exceeded(np.array([2e-4]))
 
 
 def test_differences_count_what_is_no_number_and_places_are_told_in_words() -> None:
