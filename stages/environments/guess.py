@@ -13,6 +13,9 @@ HIGHER, LOWER, UNREADABLE = "HIGHER", "LOWER", "NUMBER?"
 """Before the range that is left."""
 LARGEST_START = 899
 """Of the lowest number, so that prompts differ: a prompt is a task, and one hidden number belongs to it."""
+OPENINGS = 3
+"""A prompt has fewer guesses than that in it: so imitation has seen a game in the middle, too."""
+RANGE = re.compile(r"([0-9]+)-([0-9]+):")
 NUMBER = re.compile(r"-?[0-9]+(?:[.,][0-9]+)*")
 SPACE_CHANCE = 0.5
 
@@ -28,38 +31,32 @@ class Guess(BaseEnvironment):
         self.config, self.max_turns = config, config.turns
 
     def draw(self, rng: random.Random, harder: bool) -> Task:
-        """A range, the number hidden in it, and a first guess at random."""
+        """A range, at once or after up to two guesses at random; the number hidden in it; and one more such guess."""
         count = self.config.harder_numbers if harder else self.config.numbers
-        lowest = rng.randint(1, LARGEST_START)
-        hidden, guessed = (lowest + rng.randrange(count) for _ in range(2))
-        return {
-            "prompt": f"{lowest}-{lowest + count - 1}:",
-            "answer": str(hidden),
-            "trace": str(guessed),
-            "level": count,
-        }
+        low = rng.randint(1, LARGEST_START)
+        high = low + count - 1
+        hidden, prompt = rng.randint(low, high), f"{low}-{high}:"
+        for _ in range(rng.randrange(OPENINGS)):
+            guessed = rng.randint(low, high)
+            if guessed != hidden:
+                word, low, high = narrowed(guessed, hidden, low, high)
+                prompt += f"{guessed} {word} {low}-{high}:"
+        guessed = rng.randint(low, high)
+        return {"prompt": prompt, "answer": str(hidden), "trace": str(guessed), "level": high - low + 1}
 
     def answer(self, task: Task, action: str) -> Answer:
         """Found; or where the hidden number lies, until no guess is left."""
         reward, parsed = self.grade(task, action)
         if reward or self.turns_left == 1:
             return Answer("", reward, True, parsed)
-        low, high = self.left(task, action)
-        guessed = guess(action)
-        word = UNREADABLE if guessed is None else HIGHER if guessed < int(task["answer"]) else LOWER
-        return Answer(f"{word} {low}-{high}:", 0.0, False, parsed)
-
-    def left(self, task: Task, action: str) -> tuple[int, int]:
-        """Where the hidden number may be after all guesses, the last one in `action`."""
-        low, high = (int(part) for part in self.canonical(task["prompt"]).removesuffix(":").split("-"))
-        hidden = int(task["answer"])
+        low, high = (int(part) for part in RANGE.findall(self.canonical(task["prompt"]))[-1])
+        word = UNREADABLE
         for said in (*(before for before, _ in self._turns), action):
             guessed = guess(said)
-            if guessed is not None and guessed < hidden:
-                low = max(low, guessed + 1)
-            elif guessed is not None:
-                high = min(high, guessed - 1)
-        return low, high
+            word = UNREADABLE
+            if guessed is not None:
+                word, low, high = narrowed(guessed, int(task["answer"]), low, high)
+        return Answer(f"{word} {low}-{high}:", 0.0, False, parsed)
 
     def grade(self, task: Task, completion: str) -> tuple[float, bool]:
         """1 when the last number is the hidden one; parsed when there is a whole number."""
@@ -80,6 +77,11 @@ class Guess(BaseEnvironment):
         """Nothing, noise, a number that is not the hidden one, and all numbers at once but that one last."""
         beside = int(task["answer"]) + 1
         return (*super().absurd(task), str(beside), f"{task['answer']} {beside}", f"-{task['answer']}")
+
+
+def narrowed(guessed: int, hidden: int, low: int, high: int) -> tuple[str, int, int]:
+    """Where the hidden number is from a guess that missed it, in words and as what is left of the range."""
+    return (HIGHER, max(low, guessed + 1), high) if guessed < hidden else (LOWER, low, min(high, guessed - 1))
 
 
 def guess(text: str) -> int | None:
