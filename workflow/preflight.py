@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 from checkpoints.commit import commit
@@ -25,6 +26,7 @@ def check_config(run: RunConfig) -> None:
     check_rows(run)
     check_algorithm(run)
     check_rewards(run)
+    check_engine(run)
     check_resources(run)
 
 
@@ -73,6 +75,15 @@ def check_rewards(run: RunConfig) -> None:
     from stages.environments.rewards import load_terms
 
     load_terms(run.rl.rewards)
+
+
+def check_engine(run: RunConfig) -> None:
+    """There is a vLLM, if it is to generate on this machine. Nodes may have one that the login node has not."""
+    if run.engine.name != "torch" and choose_executor(run.slurm) == "local" and find_spec("vllm") is None:
+        raise ValueError(
+            f"engine.name is {run.engine.name}, but there is no vllm here; on a machine without cards install it with "
+            "`pip install '.[vllm]'` (docs/engines.md), or take engine.name=torch"
+        )
 
 
 def check_resources(run: RunConfig) -> None:

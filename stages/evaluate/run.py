@@ -31,16 +31,15 @@ from stages.environments.self_test import NUM_TASKS, self_test
 from stages.evaluate.complete import complete
 from stages.evaluate.config import StageConfig
 from stages.evaluate.dashboard import render_dashboard
+from stages.evaluate.engine import Policies
 from stages.evaluate.graded import RowFiles
 from stages.evaluate.lineage import costs, lineage
 from stages.evaluate.report import Rows, comparisons, measure_all, noise_floor, samples
 from stages.evaluate.rollouts import rollouts
 from stages.evaluate.statistics import Bootstrap
 from stages.evaluate.suites import GREEDY, NOISE_FLOOR, Suite, Unit, build_suites, describe, share, units
-from stages.rollout.torch.engine import TorchEngine
-from stages.trainer.device import any_rank, device_of, distributed, use_cores
+from stages.trainer.device import any_rank, distributed
 from stages.trainer.export import weights_digest
-from stages.trainer.policy import load_policy
 
 
 def run(config: StageConfig, inputs: dict[str, Result], folder: Path, job: Job) -> None:
@@ -55,8 +54,10 @@ def run(config: StageConfig, inputs: dict[str, Result], folder: Path, job: Job) 
             for unit in units(exam.suites):
                 files.remove_partial(unit.name)
         dist.barrier()
-        with closing(Metrics(folder, job.is_first)) as metrics:
-            answer_all(config, inputs, exam, files, metrics, job)
+        slots = max(suite.slots for suite in exam.suites.values())
+        policies = Policies(config, inputs, exam.tokenizer, slots, job, folder)
+        with closing(Metrics(folder, job.is_first)) as metrics, closing(policies):
+            answer_all(config, exam, policies, files, metrics, job)
         with job.slow("the report"):
             dist.barrier()
             if job.is_first:
@@ -97,7 +98,7 @@ def prepare(config: StageConfig, inputs: dict[str, Result]) -> Exam:
 
 
 def answer_all(
-    config: StageConfig, inputs: dict[str, Result], exam: Exam, files: RowFiles, metrics: Metrics, job: Job
+    config: StageConfig, exam: Exam, policies: Policies, files: RowFiles, metrics: Metrics, job: Job
 ) -> None:
     """Work off the units whose rows are not committed yet. Raises Stopped between two units when asked to stop."""
     work = units(exam.suites)
@@ -105,16 +106,16 @@ def answer_all(
     there = sum(len(unit.suite.cases) for unit in work if files.done(unit.name))
     total = sum(len(unit.suite.cases) for unit in work)
     progress = Progress(metrics.folder, total, "completions", done=there, first=there)
-    engine, loaded = None, ""
     budget = Budget(job, metrics.folder, "evaluate")
     for step, unit in budget.measured(enumerate(work, start=1), lambda item: item[1].name):
         if any_rank(budget.must_stop()):
             raise Stopped(f"evaluate: {budget.why()}, stopped before {unit.name}, all before it is committed")
-        if files.done(unit.name):
+        done = files.done(unit.name)
+        if not any_rank(not done):
             continue
-        if engine is None or loaded != unit.policy:
-            with job.slow(f"loading {unit.policy}"):
-                engine, loaded = load_engine(config, inputs, unit.policy, exam.tokenizer, job), unit.policy
+        engine = policies.load(unit.policy)
+        if done:
+            continue
         started, before = time.monotonic(), progress.done
         cases = share(unit.suite.cases, job.rank, job.world_size)
         show = follow(progress, unit, job)
@@ -138,17 +139,6 @@ def follow(progress: Progress, unit: Unit, job: Job) -> Callable[[int], None]:
             progress.update(before + min(ended * job.world_size, everything), f"{unit.policy}, {unit.suite.name}")
 
     return show
-
-
-def load_engine(
-    config: StageConfig, inputs: dict[str, Result], policy: str, tokenizer: PreTrainedTokenizerFast, job: Job
-) -> TorchEngine:
-    """The engine with the weights of a policy; `base` is what the sft stage began from."""
-    source = config.model if policy == "base" else inputs[policy].folder / "model"
-    assert isinstance(tokenizer.eos_token_id, int)
-    model = load_policy(source, config.seed).to(device_of(job)).model
-    use_cores(job, model)
-    return TorchEngine(model, tokenizer.eos_token_id, tokenizer.all_special_ids, tokenizer=tokenizer)
 
 
 def publish(config: StageConfig, inputs: dict[str, Result], exam: Exam, files: RowFiles, folder: Path) -> None:

@@ -1,13 +1,30 @@
 """The rollout engine beside the learner: how it gets the policy's weights."""
 
+from pathlib import Path
+
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedTokenizerFast
 
+from stages.rl.config import StageConfig
+from stages.rollout.engine import Engine
 from stages.rollout.torch.engine import TorchEngine, unsharded_copy
 from stages.trainer.learner import Learner
 
 
-def make_engine(learner: Learner, tokenizer: PreTrainedTokenizerFast) -> TorchEngine:
+def make_engine(config: StageConfig, learner: Learner, tokenizer: PreTrainedTokenizerFast, folder: Path) -> Engine:
+    """The engine that the config names; `refresh` gives it weights. All ranks call it together.
+
+    Raises ValueError when it is vLLM, and that is not installed.
+    """
+    if config.engine.name == "torch":
+        return torch_engine(learner, tokenizer)
+    from stages.rollout.vllm.make import make_vllm
+
+    slots, model = config.rl.sampling.slots, learner.policy.model.config
+    return make_vllm(config.engine, model, tokenizer, slots, learner.job, folder)
+
+
+def torch_engine(learner: Learner, tokenizer: PreTrainedTokenizerFast) -> TorchEngine:
     """An engine on the policy's own module, or, where that is in shards, on a copy that `refresh` fills."""
     model = learner.policy.model
     first = next(model.parameters())
@@ -16,6 +33,7 @@ def make_engine(learner: Learner, tokenizer: PreTrainedTokenizerFast) -> TorchEn
     return TorchEngine(model, tokenizer.eos_token_id, tokenizer.all_special_ids, tokenizer=tokenizer)
 
 
-def refresh(engine: TorchEngine, learner: Learner, version: int) -> None:
+def refresh(engine: Engine, learner: Learner, version: int) -> None:
     """Give the engine the policy's weights of now, which are those of `version`. All ranks call it together."""
-    engine.update(None if engine.model is learner.policy.model else learner.full_weights(), version)
+    shared = isinstance(engine, TorchEngine) and engine.model is learner.policy.model
+    engine.update(None if shared else learner.full_weights(), version)

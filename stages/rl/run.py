@@ -1,7 +1,7 @@
 """Reinforcement learning, synchronous: play a step's prompts, grade, learn from it, go on with the new weights."""
 
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import torch.distributed as dist
@@ -42,15 +42,21 @@ def run(config: StageConfig, inputs: dict[str, Result], folder: Path, job: Job) 
     """Train from where `folder` stands to the last step; the result is `folder`/model, trajectories and manifest."""
     algorithm = load_algorithm(config.rl.algorithm)
     check_metric_names(algorithm)
-    with distributed(job), closing(StepLog(folder, config.rl.steps, job.is_first)) as log:
+    with distributed(job), closing(StepLog(folder, config.rl.steps, job.is_first)) as log, ExitStack() as at_end:
         if job.is_first:
             remove_torn(folder)
         dist.barrier()
-        _train(config, algorithm, inputs, folder, job, log)
+        _train(config, algorithm, inputs, folder, job, log, at_end)
 
 
 def _train(
-    config: StageConfig, algorithm: Algorithm, inputs: dict[str, Result], folder: Path, job: Job, log: StepLog
+    config: StageConfig,
+    algorithm: Algorithm,
+    inputs: dict[str, Result],
+    folder: Path,
+    job: Job,
+    log: StepLog,
+    at_end: ExitStack,
 ) -> None:
     rl, hash_of_environment = config.rl, environment_hash(config.environment)
     train = read_split(inputs["synth"].folder, "train")
@@ -65,7 +71,7 @@ def _train(
     reference = load_reference(inputs["sft"].folder / "model", job) if algorithm.needs_reference else None
     first, saved = learner.resume(folder / "checkpoints") or (0, {})
     state = State(**saved)
-    engine = make_engine(learner, tokenizer)
+    engine = at_end.enter_context(closing(make_engine(config, learner, tokenizer, folder)))
     known = encode_prompt(tokenizer, environment.reset(task=train.slice(0, 1).to_pylist()[0])[0])
     gate = Gate(learner, engine, rl.sampling, known)
     player = Player(config, engine, tokenizer, environment, job)
@@ -80,6 +86,7 @@ def _train(
 
     for step in budget.measured(range(first + 1, rl.steps + 1)):
         started = time.monotonic()
+        engine.wake()
         refresh(engine, learner, state.policy_version)
         gate.check_generation(state.policy_version)
         rollouts = rounds.play(step, state)
@@ -92,6 +99,7 @@ def _train(
             if not rollouts.read_back:
                 journal.refuse(step)
             raise
+        engine.sleep()
         played = time.monotonic()
 
         began = reference if state.policy_version else policy  # which no update has moved yet

@@ -11,7 +11,6 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch._dynamo import config as dynamo
 from transformers import PreTrainedConfig
 
 GIB = 2**30
@@ -49,6 +48,8 @@ def keeping_threads() -> Generator[None]:
 
 def compile_parts(allowed: bool) -> None:
     """Whether vLLM may compile parts of its sampler: never on a CPU, where that takes up to 50 s and gains nothing."""
+    from torch._dynamo import config as dynamo
+
     dynamo.disable = not allowed and not torch.cuda.is_available()
 
 

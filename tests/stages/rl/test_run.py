@@ -206,8 +206,8 @@ def test_asked_to_stop_it_commits_the_step_and_goes_on_later(world: Any, undistu
 
 
 def test_an_engine_without_the_policys_weights_fails_the_job(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def make_engine(learner: Learner, tokenizer: Any) -> Any:
-        engine = real(learner, tokenizer)
+    def make_engine(config: StageConfig, learner: Learner, *others: Any) -> Any:
+        engine: Any = real(config, learner, *others)
         engine.model = AutoModelForCausalLM.from_pretrained(world.sft / "model", attn_implementation="qianka")
         engine.update(((name, tensor + 0.01) for name, tensor in learner.full_weights()), 0)
         return engine
