@@ -4,6 +4,7 @@ It knows token ids only: no rewards, no environment. Text it knows only where st
 """
 
 from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from stages.rollout.config import SamplingConfig
 from stages.rollout.engine import Completion, Request
-from stages.rollout.torch.forward import forward_of
+from stages.rollout.torch.forward import compiled, forward_of
 from stages.rollout.torch.rows import Rows
 from stages.rollout.torch.sample import Sample
 from stages.rollout.torch.sampling import Sampler
@@ -44,16 +45,21 @@ class TorchEngine:
         special: Collection[int] = (),
         *,
         tokenizer: PreTrainedTokenizerFast | None = None,
+        compiled_in: Path | None = None,
     ) -> None:
         """`eos` ends a completion; noise never puts `eos` or `special` tokens in place.
 
-        Only stop strings need the `tokenizer`.
+        Only stop strings need the `tokenizer`. With `compiled_in` the decode step goes through torch.compile, which
+        keeps there what it has compiled.
         """
         implementation = getattr(model.config, "_attn_implementation", None)
         assert implementation == attention.NAME, f"the model attends by {implementation}"
         self.model, self.eos, self.tokenizer, self.version = model, eos, tokenizer, 0
         self.context: int = model.config.max_position_embeddings
         self._forward = forward_of(model)
+        self._compiled: set[tuple[int, ...]] | None = None
+        if compiled_in is not None:
+            self._forward, self._compiled = compiled(self._forward, compiled_in), set()
         device = next(model.parameters()).device
         self._ordinary = torch.tensor(sorted(set(range(model.config.vocab_size)) - {eos, *special}), device=device)
         self._between = STEPS_BETWEEN_LOOKS[device.type]
@@ -142,7 +148,7 @@ class TorchEngine:
     def sleep(self) -> None:
         """See `Engine`: the keys and values go, the weights stay."""
         assert self._idle, "requests are in flight"
-        self._rows = Rows(self._empty_slots(), self._sampling.slots)
+        self._rows = self._no_rows()
 
     def wake(self) -> None:
         """See `Engine`."""
@@ -157,10 +163,11 @@ class TorchEngine:
     def _begin(self, sampling: SamplingConfig, temperature: float, noise: float) -> None:
         self._sampling, self._sampler = sampling, Sampler(temperature, noise, self._ordinary)
         self._ends = (self.eos, *sampling.stop_tokens)
-        self._rows = Rows(self._empty_slots(), sampling.slots)
+        self._rows = self._no_rows()
 
-    def _empty_slots(self) -> Slots:
-        return Slots(self.model, self._forward, self._sampler, self._ends)
+    def _no_rows(self) -> Rows:
+        slots = Slots(self.model, self._forward, self._sampler, self._ends)
+        return Rows(slots, self._sampling.slots, self._compiled)
 
     def _is_time_to_admit(self) -> bool:
         playing = len(self._rows.playing)

@@ -5,7 +5,9 @@ products. Weights are always those of the model's own modules: nothing is copied
 """
 
 import logging
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -20,36 +22,53 @@ LOGGER = logging.getLogger(__name__)
 
 LEAN = {"llama", "qwen2", "qwen3"}
 """Model types whose layers are those of `_layer`."""
+ONEDNN = torch.backends.mkldnn.is_available()
+COMPILED_SHAPES = 64
+"""Graphs that torch.compile may make: more than there are powers of two below any context."""
 PROBE = 16
 """Tokens of the sequence on which the lean layers must agree with transformers' own."""
+
+
+HiddenStates = Callable[[Tensor, Tensor, AttentionContext], Tensor]
 
 
 class Forward(NamedTuple):
     """What the sampler needs of a model."""
 
-    hidden_states: Callable[[Tensor, Tensor, AttentionContext], Tensor]
+    hidden_states: HiddenStates
     """Of tokens, positions [batch, tokens] and a context: last hidden states [batch, tokens, width]."""
     logits: Callable[[Tensor], Tensor]
     """Of hidden states."""
     lean: bool
+    decode: HiddenStates
+    """`hidden_states` of one new token in each row: the same, or compiled."""
+
+
+def compiled(forward: Forward, folder: Path) -> Forward:
+    """With a decode step that torch.compile has made; `folder` keeps what was compiled for the next start.
+
+    One graph for each number of rows and width of the cache that is seen.
+    """
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+    torch._dynamo.config.cache_size_limit = COMPILED_SHAPES  # pyright: ignore[reportPrivateUsage]
+    return forward._replace(decode=torch.compile(forward.hidden_states, dynamic=False))
 
 
 def forward_of(model: PreTrainedModel) -> Forward:
     """The lean layers where they are `model`'s, else transformers' modules."""
-    plain = Forward(
-        lambda tokens, positions, context: hidden_states(model, tokens, positions, context),
-        lambda hidden: logits(model, hidden),
-        lean=False,
-    )
+    body, head = model.get_decoder(), model.get_output_embeddings()
+
+    def modules(tokens: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
+        return hidden_states(model, tokens, positions, context)
+
+    def layers(tokens: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
+        return _hidden_states(body, tokens, positions, context)
+
+    plain = Forward(modules, lambda hidden: logits(model, hidden), lean=False, decode=modules)
     if getattr(model.config, "model_type", "") not in LEAN:
         return plain
-    body, head = model.get_decoder(), model.get_output_embeddings()
     assert head is not None, "a causal language model has output embeddings"
-    lean = Forward(
-        lambda tokens, positions, context: _hidden_states(body, tokens, positions, context),
-        lambda hidden: _linear(hidden, head),
-        lean=True,
-    )
+    lean = Forward(layers, lambda hidden: _linear(hidden, head), lean=True, decode=layers)
     if _agree(model, plain, lean):
         return lean
     LOGGER.warning("this transformers computes %s otherwise: its own, slower layers generate", model.config.model_type)
@@ -97,7 +116,7 @@ def _linear(inputs: Tensor, layer: nn.Module) -> Tensor:
     weight, bias = layer.weight, layer.bias
     assert isinstance(weight, Tensor)
     assert bias is None or isinstance(bias, Tensor)
-    if inputs.device.type == "cpu" and inputs.dtype == torch.float32 and torch.backends.mkldnn.is_available():
+    if ONEDNN and inputs.device.type == "cpu" and inputs.dtype == torch.float32 and not torch.compiler.is_compiling():
         # torch gives matrix products in float32 to MKL, which keeps to AVX2 on processors that are not Intel's;
         # oneDNN takes what there is: 2.2 times as fast at 64 rows on an EPYC with AVX-512.
         return torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, "none", [], "")

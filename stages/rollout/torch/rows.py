@@ -1,6 +1,8 @@
 """Who has which row: sequences in flight, what ended turns have kept, and how waiting requests get theirs."""
 
 import heapq
+import logging
+import time
 from collections.abc import Iterable, Sequence
 
 from torch import Tensor
@@ -8,6 +10,8 @@ from torch import Tensor
 from stages.rollout.torch.sample import Kept, Sample
 from stages.rollout.torch.sampling import draw_uniforms
 from stages.rollout.torch.slots import Slots
+
+LOGGER = logging.getLogger(__name__)
 
 PREFILL_TOKENS = 16_384
 """Prompt tokens of one forward pass, with the padding to the longest prompt that attention needs."""
@@ -22,8 +26,9 @@ POSITIONS = 256
 class Rows:
     """The rows of `slots`, at most `most`."""
 
-    def __init__(self, slots: Slots, most: int) -> None:
-        self.slots, self.most = slots, most
+    def __init__(self, slots: Slots, most: int, compiled: set[tuple[int, ...]] | None = None) -> None:
+        """`compiled` are the shapes of decode steps that have been seen; None where none is compiled."""
+        self.slots, self.most, self.compiled = slots, most, compiled
         self.playing: dict[int, Sample] = {}
         """By row."""
         self.kept: dict[int, Kept] = {}
@@ -71,8 +76,20 @@ class Rows:
         """So many tokens more in each row."""
         longest = max(sample.length for sample in self.playing.values())
         self._have(longest + steps)
-        for step in range(steps):
-            self.slots.decode(max(self.playing) + 1, longest + step)
+        rows = max(self.playing) + 1
+        if self.compiled is None:
+            for step in range(steps):
+                self.slots.decode(rows, longest + step)
+            return
+        rows, width = self.slots.rows, min(_power_of_two(longest + steps), self.slots.cache.positions)
+        fresh = (rows, width, self.slots.cache.positions) not in self.compiled
+        started = time.monotonic()
+        for _ in range(steps):
+            self.slots.decode(rows, width)
+        if fresh:
+            self.compiled.add((rows, width, self.slots.cache.positions))
+            seconds = time.monotonic() - started
+            LOGGER.info("compiled the decode step of %d rows, %d positions in %.1f s", rows, width, seconds)
 
     def compact(self) -> None:
         """Bring the samples in flight to the first rows, when they are few."""
@@ -162,3 +179,8 @@ class Rows:
         if needed > old:
             possible = max(len(sample.prompt) + sample.limit for sample in self.playing.values())
             self.slots.reserve(0, max(needed, min(possible, max(2 * old, POSITIONS))), 0)
+
+
+def _power_of_two(number: int) -> int:
+    """The next one that is not smaller."""
+    return 1 << (number - 1).bit_length()

@@ -94,7 +94,7 @@ class Slots:
     def decode(self, rows: int, width: int) -> None:
         """One more token in the first `rows` rows. None of them that is alive is longer than `width` with it."""
         context = DecodeContext.of(self.cache, self.position[:rows], min(width, self.cache.positions))
-        hidden = self.forward.hidden_states(self.last[:rows, None], context.positions[:, None], context)[:, 0]
+        hidden = self.forward.decode(self.last[:rows, None], context.positions[:, None], context)[:, 0]
         self.position[:rows] += self.alive[:rows]
         self._choose(context.rows, hidden)
 

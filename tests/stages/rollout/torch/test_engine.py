@@ -1,4 +1,5 @@
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -207,3 +208,20 @@ def test_layers_that_transformers_computes_otherwise_are_left_to_transformers(
     found = generate(engine, [request], SamplingConfig(max_new_tokens=9))[0]
     np.testing.assert_allclose(found.logprobs, logprobs_of(model, request.prompt, found.tokens), atol=1e-5)
     assert model.training
+
+
+@pytest.mark.slow
+def test_a_compiled_decode_step_samples_the_same_and_is_kept_in_its_folder(
+    tmp_path: Path, shape: dict[str, Any], tiny: Tiny, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    model = tiny(LlamaConfig(**{**shape, "num_hidden_layers": 1}))
+    sampling = SamplingConfig(max_new_tokens=9, slots=4)
+    plain = generate(TorchEngine(model, EOS), requests(PROMPTS[:4]), sampling)
+    with caplog.at_level("INFO"):
+        found = generate(TorchEngine(model, EOS, compiled_in=tmp_path), requests(PROMPTS[:4]), sampling)
+    for left, right in zip(plain, found, strict=True):
+        assert left.tokens == right.tokens
+        np.testing.assert_allclose(left.logprobs, right.logprobs, atol=1e-5)
+    assert "compiled the decode step of 4 rows, 16 positions in" in caplog.text
+    assert any(tmp_path.iterdir())
