@@ -29,6 +29,9 @@ TOKENS_PER_STEP = 32
 STEPS_BETWEEN_LOOKS = {"cpu": 1, "cuda": 8}
 """Decode steps before the host looks at which requests have ended: a look at a card stalls it."""
 
+COMPILED = "compiled"
+"""Where a stage's folder has what torch.compile made."""
+
 
 class TorchEngine:
     """Generates with a model that was loaded with `attn_implementation=stages.trainer.attention.NAME`.
