@@ -16,6 +16,8 @@ from transformers import PreTrainedConfig
 GIB = 2**30
 CPU_BLOCK = 32
 """Tokens of a block of keys and values on a CPU: kernels want multiples of 32, and only whole blocks are shared."""
+CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Sizes of a head for which vLLM's CPU build has attention (0.32.0)."""
 CPU_CACHE = 4 * GIB
 """At most, for keys and values in a CPU's memory."""
 ALL = {
@@ -72,7 +74,10 @@ def can_sleep() -> bool:
 
 
 def arguments(model: PreTrainedConfig, slots: int, memory_share: float) -> dict[str, Any]:
-    """The arguments of vLLM's engine that depend on the platform, for `slots` sequences of a model of `config`."""
+    """The arguments of vLLM's engine that depend on the platform, for `slots` sequences of a model.
+
+    Raises ValueError for a model that vLLM cannot run there.
+    """
     if torch.cuda.is_available():
         return {
             "dtype": "bfloat16",
@@ -81,6 +86,11 @@ def arguments(model: PreTrainedConfig, slots: int, memory_share: float) -> dict[
             # C500 hung in torch.cuda.Stream(); capturing graphs needs streams (docs/engines.md).
             "enforce_eager": is_metax(),
         }
+    if _head_size(model) not in CPU_HEADS:
+        raise ValueError(
+            f"engine.name: vLLM on a CPU has no attention for heads of size {_head_size(model)}, only for "
+            f"{', '.join(map(str, CPU_HEADS))}; take engine.name=torch, or another model"
+        )
     return {
         "dtype": "float32",
         "enforce_eager": True,
@@ -89,9 +99,11 @@ def arguments(model: PreTrainedConfig, slots: int, memory_share: float) -> dict[
     }
 
 
+def _head_size(model: PreTrainedConfig) -> int:
+    return getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
+
+
 def _bytes_of_sequence(model: PreTrainedConfig) -> int:
     """Keys and values of the longest sequence, in float32."""
-    heads = model.num_attention_heads
-    size = getattr(model, "head_dim", None) or model.hidden_size // heads
-    each = 2 * model.num_hidden_layers * getattr(model, "num_key_value_heads", heads) * size * 4
-    return (model.max_position_embeddings + CPU_BLOCK) * each
+    heads = getattr(model, "num_key_value_heads", model.num_attention_heads)
+    return (model.max_position_embeddings + CPU_BLOCK) * 2 * model.num_hidden_layers * heads * _head_size(model) * 4
