@@ -44,6 +44,14 @@ def test_a_broken_file_of_harder_rows_is_named_by_its_own_key(here):
     assert message.startswith("environment.harder_path: none.jsonl")
 
 
+def test_a_vllm_that_is_not_there_is_named_with_the_way_out(here, monkeypatch):
+    check_config(load(["engine.name=vllm", "slurm.executor=local"]))
+    monkeypatch.setattr(preflight, "find_spec", lambda name: None)
+    message = refused("engine.name=vllm_server")
+    assert "engine.name is vllm_server, but there is no vllm here" in message
+    assert "pip install" in message and "engine.name=torch" in message
+
+
 def test_an_unknown_algorithm_lists_the_shipped_ones(here):
     message = refused("rl.algorithm=gpro")
     assert "rl.algorithm: 'gpro'" in message
