@@ -48,10 +48,13 @@ def start(config: PreTrainedConfig, architecture: str, slots: int, memory_share:
 
 
 def stop(llm: Any, owns_processes: bool) -> None:
-    """End `llm`. Its own shutdown would also end torch's process group, which may be the caller's."""
+    """End `llm`. Its own shutdown and finalizer would also end torch's process group, perhaps the caller's."""
     from vllm.distributed import parallel_state
 
     groups: Any = parallel_state
+    finalizer = getattr(llm.engine_core, "_finalizer", None)
+    if finalizer is not None:
+        finalizer.detach()
     llm.model_executor.shutdown()
     groups.destroy_model_parallel()
     if owns_processes:

@@ -30,7 +30,7 @@ from stages.trainer.policy import Policy, load_policy
 ENVIRONMENT = ArithmeticConfig()
 MODEL = ModelConfig(
     architecture=ArchitectureConfig(
-        hidden_size=32, num_layers=1, num_heads=2, num_key_value_heads=1, intermediate_size=32, max_positions=64
+        hidden_size=32, num_layers=1, num_heads=1, num_key_value_heads=1, intermediate_size=32, max_positions=64
     )
 )
 
