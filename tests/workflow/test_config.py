@@ -97,8 +97,9 @@ def test_all_mistakes_are_told_at_once(write):
 
 
 def test_an_unknown_kind_of_environment_lists_the_kinds(write):
-    assert "`environment.name` should be one of 'arithmetic', 'guess', 'rows'" in refused("environment.name=chess")
-    assert "`environment.name` should be one of 'arithmetic', 'guess', 'rows'" in refused(write("environment: {modulus: 3}"))
+    kinds = "`environment.name` should be one of 'arithmetic', 'guess', 'rows'"
+    assert kinds in refused("environment.name=chess")
+    assert kinds in refused(write("environment: {modulus: 3}"))
 
 
 @pytest.mark.parametrize(
