@@ -65,14 +65,15 @@ def invert(logprobs: Tensor, uniform: Tensor) -> Tensor:
     """The token at which the cumulated probability passes `uniform` [rows]; `logprobs` is [rows, vocabulary].
 
     First the block of tokens, then the token in it, since only so few numbers are cumulated. In float64: in float32
-    the tail of a large vocabulary would be rounded away.
+    the tail of a large vocabulary would be rounded away. Where a logit is NaN or infinite the token means nothing, and
+    its log-probability is NaN.
     """
     vocabulary = logprobs.shape[-1]
     blocks = pad(logprobs.exp(), (0, -vocabulary % BLOCK)).unflatten(-1, (-1, BLOCK))
     cumulated = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
     target = uniform[:, None] * cumulated[:, -1:] * BELOW
-    block = torch.searchsorted(cumulated, target, right=True)
+    block = torch.searchsorted(cumulated, target, right=True).clamp(max=cumulated.shape[-1] - 1)
     target = target - cumulated.gather(1, (block - 1).clamp(min=0)) * (block > 0)
     inside = blocks.take_along_dim(block[..., None], 1)[:, 0].double().cumsum(-1)
     token = torch.searchsorted(inside, torch.minimum(target, inside[:, -1:] * BELOW), right=True)
-    return (block * BLOCK + token)[:, 0]
+    return (block * BLOCK + token)[:, 0].clamp(max=vocabulary - 1)

@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from stages.rollout.torch.sampling import Sampler, draw_uniforms, invert
@@ -35,6 +36,18 @@ def test_inversion_over_a_large_vocabulary_is_that_of_one_sum_and_never_finds_an
         wanted = torch.searchsorted(cumulated, uniform[:, None] * cumulated[:, -1:] * (1 - 1e-12), right=True)[:, 0]
         assert (found == wanted).float().mean() > 0.95  # a float32 rounding may pass a boundary
         assert torch.isfinite(logprobs.gather(1, found[:, None])).all()
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_logit_that_is_no_number_gives_a_token_of_the_vocabulary_and_a_logprob_of_nan(
+    bad: float, temperature: float
+) -> None:
+    logits = torch.zeros(2, 300)
+    logits[0, 3 if bad > 0 else slice(None)] = bad
+    tokens, logprobs = Sampler(temperature, 0.0, ORDINARY).choose(logits, draw_uniforms([1, 2], 1)[:, 0])
+    assert (tokens < 300).all()
+    assert logprobs.isnan().tolist() == [True, False]
 
 
 def test_sampled_shares_are_the_probabilities() -> None:
