@@ -63,18 +63,7 @@ def gae(batch: Batch, reward: PerSample, values: PerToken, *, discount: float, t
     delta_t = r_t + discount V_(t+1) - V_t, A_t = delta_t + discount trace_decay A_(t+1); V and A are 0 after the end,
     also when the completion was cut: it has earned all it can earn.
     """
-    shape = (len(batch.lengths), int(batch.lengths.max()) if len(batch.lengths) else 0)
-    place = (batch.sample_of_token, batch.place_in_sample)
-    padded = values.new_zeros(shape).index_put(place, values)
-    rewards = values.new_zeros(shape).index_put(place, reward[batch.sample_of_token])
-    last = batch.lengths - 1
-    advantages = values.new_zeros(shape)
-    after, value_after = values.new_zeros(shape[0]), values.new_zeros(shape[0])
-    for step in range(shape[1] - 1, -1, -1):
-        delta = rewards[:, step] * (last == step) + discount * value_after - padded[:, step]
-        # Before its last token is reached from behind, a shorter sample has nothing after it.
-        after = (delta + discount * trace_decay * after) * (step <= last)
-        value_after = padded[:, step]
-        advantages[:, step] = after
-    flat = advantages[place]
-    return Estimate(flat, flat + values)
+    last = 1 - batch.following(values.new_ones(len(values)))
+    delta = reward[batch.sample_of_token] * last + discount * batch.following(values) - values
+    advantages = batch.sum_to_end(delta, discount * trace_decay)
+    return Estimate(advantages, advantages + values)

@@ -5,9 +5,8 @@ algorithm file before any job is submitted.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
@@ -79,16 +78,41 @@ class Batch:
     wanted: frozenset[str] = frozenset()
     """Names of the running node's outputs that others take."""
 
-    @cached_property
+    layout: dict[str, "Tensor"] = field(default_factory=dict[str, "Tensor"])
+    """What follows from lengths and groups, computed once for all views of this batch."""
+
+    @property
     def sample_of_token(self) -> "Tensor":
         """[K] int64, which sample each token is of."""
-        return (self.lengths.new_ones(len(self.lengths)).cumsum(0) - 1).repeat_interleave(self.lengths)
+        if "sample_of_token" not in self.layout:
+            numbers = self.lengths.new_ones(len(self.lengths)).cumsum(0) - 1
+            self.layout["sample_of_token"] = numbers.repeat_interleave(self.lengths)
+        return self.layout["sample_of_token"]
 
-    @cached_property
-    def place_in_sample(self) -> "Tensor":
-        """[K] int64, 0 for the first token of each sample."""
-        starts = self.lengths.cumsum(0) - self.lengths
-        return self.sample_of_token.new_ones(len(self.sample_of_token)).cumsum(0) - 1 - starts[self.sample_of_token]
+    @property
+    def group_sizes(self) -> "Tensor":
+        """[G] float, samples of each group."""
+        if "group_sizes" not in self.layout:
+            self.layout["group_sizes"] = self.sum_samples(self.groups.new_ones(len(self.groups)).float())
+        return self.layout["group_sizes"]
+
+    def following(self, of: PerToken, by: int = 1) -> PerToken:
+        """What the token `by` places later in the same sample has; 0 where the sample has ended."""
+        later, sample = of.new_zeros(len(of)), self.sample_of_token
+        later[:-by] = of[by:].where(sample[by:] == sample[:-by], of.new_zeros(()))
+        return later
+
+    def sum_to_end(self, of: PerToken, decay: float = 1.0) -> PerToken:
+        """x_t + decay x_(t+1) + decay^2 x_(t+2) + ... to the end of the sample.
+
+        By doubling: when a token has the sum over n tokens, that of the token n later makes it one over 2n. So it takes
+        as many steps as the longest sample's length has binary digits, and errors of rounding grow no faster.
+        """
+        count, longest = 1, int(self.lengths.max()) if len(self.lengths) else 0
+        while count < longest:
+            of = of + decay**count * self.following(of, count)
+            count *= 2
+        return of
 
     def sum_tokens(self, of: PerToken) -> PerSample:
         """The sum over each sample's tokens."""
@@ -104,8 +128,3 @@ class Batch:
             return of
         assert kind is not Kind.GROUP, "groups are not counted over ranks"
         return of.sum() / max(1, self.total_tokens if kind is Kind.TOKEN else self.total_samples)
-
-    @cached_property
-    def group_sizes(self) -> "Tensor":
-        """[G] float, samples of each group."""
-        return self.sum_samples(self.groups.new_ones(len(self.groups)).float())

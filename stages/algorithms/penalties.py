@@ -40,8 +40,4 @@ def reward_to_go(batch: Batch, reward: PerSample, kl: PerToken, *, weight: float
     The return of REINFORCE++ (Hu et al. 2025, arXiv 2501.03262): the reward comes with the last token, the penalty with
     each, and nothing is discounted.
     """
-    # In double precision, since a sample's sum is the difference of two sums over the whole batch.
-    until = kl.double().cumsum(0)
-    last = batch.lengths.cumsum(0)[batch.sample_of_token] - 1
-    remaining = (until[last] - until).to(kl.dtype) + kl
-    return reward[batch.sample_of_token] - weight * remaining
+    return reward[batch.sample_of_token] - weight * batch.sum_to_end(kl)

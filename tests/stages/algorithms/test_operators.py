@@ -1,7 +1,9 @@
 """Every operator against numbers worked out by hand, and the invariance of the losses."""
 
 import math
+from dataclasses import replace
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -49,10 +51,12 @@ def close(found: Tensor, wanted: list[float] | float) -> None:
     torch.testing.assert_close(found, torch.tensor(wanted), atol=1e-6, rtol=1e-5)
 
 
-def test_a_batch_knows_the_sample_and_the_place_of_each_token() -> None:
-    three = batch([2, 0, 3])
+def test_a_batch_knows_the_sample_of_each_token_and_the_tokens_after_it() -> None:
+    three, of = batch([2, 0, 3]), torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
     assert three.sample_of_token.tolist() == [0, 0, 2, 2, 2]
-    assert three.place_in_sample.tolist() == [0, 1, 0, 1, 2]
+    assert replace(three, wanted=frozenset({"values"})).sample_of_token is three.sample_of_token, "computed once"
+    assert three.following(of).tolist() == [2, 0, 4, 5, 0] and three.following(of, 2).tolist() == [0, 0, 5, 0, 0]
+    close(three.sum_to_end(of, 0.5), [2.0, 2.0, 6.25, 6.5, 5.0])
     close(three.sum_tokens(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])), [3.0, 0.0, 12.0])
 
 
@@ -91,6 +95,31 @@ def test_gae_without_discount_is_the_reward_minus_the_value() -> None:
     found = gae(two, torch.tensor([1.0, -1.0]), values, discount=1.0, trace_decay=1.0)
     close(found.advantages, [0.9, 0.8, 0.7, -1.4, -1.5])
     close(found.returns, [1.0, 1.0, 1.0, -1.0, -1.0])
+
+
+def gae_by_loop(lengths: list[int], reward: Tensor, values: Tensor, discount: float, decay: float) -> list[float]:
+    """Equation 16 as it is written, token by token from the end, in double precision."""
+    advantages, start = list[float](), 0
+    for length, earned in zip(lengths, reward.tolist(), strict=True):
+        own, after, value_after = list[float](), 0.0, 0.0
+        for place in reversed(range(length)):
+            value = values[start + place].item()
+            delta = (earned if place == length - 1 else 0.0) + discount * value_after - value
+            after, value_after = delta + discount * decay * after, value
+            own.insert(0, after)
+        advantages, start = advantages + own, start + length
+    return advantages
+
+
+@pytest.mark.parametrize(("discount", "decay"), [(1.0, 1.0), (1.0, 0.95), (0.99, 0.9), (0.9, 0.0)])
+def test_gae_by_doubling_is_that_of_a_loop(discount: float, decay: float) -> None:
+    lengths = [1, 0, 2, 3, 700, 64, 65, 1, 0]
+    generator = torch.Generator().manual_seed(5)
+    reward, values = torch.randn(9, generator=generator), torch.randn(sum(lengths), generator=generator)
+    found = gae(batch(lengths), reward, values, discount=discount, trace_decay=decay)
+    wanted = torch.tensor(gae_by_loop(lengths, reward, values, discount, decay))
+    torch.testing.assert_close(found.advantages, wanted, atol=1e-6 if decay < 1 else 1e-5, rtol=1e-6)
+    torch.testing.assert_close(found.returns, wanted + values)
 
 
 def test_ratio_and_kl() -> None:
