@@ -12,12 +12,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from stages.rollout.config import SamplingConfig
 from stages.rollout.engine import Completion, Request
+from stages.rollout.stops import StopWatch
 from stages.rollout.torch.forward import compiled, forward_of
 from stages.rollout.torch.rows import Rows
 from stages.rollout.torch.sample import Sample
 from stages.rollout.torch.sampling import Sampler
 from stages.rollout.torch.slots import Slots
-from stages.rollout.torch.stops import StopWatch
 from stages.trainer import attention
 
 REFILL_SHARE = 1 / 8

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stages.rollout.engine import Completion, Reason, Request
-from stages.rollout.torch.stops import StopWatch
+from stages.rollout.stops import StopWatch
 
 
 @dataclass(eq=False)

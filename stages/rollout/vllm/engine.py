@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
 from stages.rollout.config import SamplingConfig
 from stages.rollout.engine import Completion, Reason, Request
+from stages.rollout.stops import StopWatch
 from stages.rollout.vllm import platform
 from stages.rollout.vllm.library import delta_params, start, stop
 from stages.rollout.vllm.noise import Strike, strikes
@@ -42,6 +43,8 @@ class _Flight:
     sampling: _Sampling
     strikes: deque[Strike]
     """Where noise will put a token, in order. vLLM plays up to the next, and goes on behind it as with a new prompt."""
+    watch: StopWatch | None
+    """Where there are stop strings."""
     tokens: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
     versions: list[int] = field(default_factory=list[int])
@@ -108,7 +111,9 @@ class VllmEngine:
         assert key not in self._waiting and key not in self._playing, f"request {key} is in flight"
         limit = room(key, request, self._sampling.config, self.context)
         noise = strikes(request.seed, limit, self._sampling.noise, self._ordinary)
-        self._waiting[key] = _Flight(request, limit, self._sampling, noise)
+        stop = self._sampling.config.stop
+        watch = StopWatch(stop, self._tokenizer) if stop else None
+        self._waiting[key] = _Flight(request, limit, self._sampling, noise, watch)
 
     def step(self) -> list[tuple[int, Completion]]:
         """See `Engine`: one token for each request that has a slot."""
@@ -192,7 +197,9 @@ class VllmEngine:
         flight.tokens.append(token)
         flight.logprobs.append(logprobs[token].logprob)
         flight.versions.append(self.version)
-        if token in flight.sampling.ends or self._stopped(flight):
+        if flight.watch:
+            flight.watch.read([token])
+        if token in flight.sampling.ends or (flight.watch and flight.watch.found):
             reason = "stop"
         elif len(flight.tokens) == flight.limit:
             reason = "length"
@@ -207,15 +214,6 @@ class VllmEngine:
         else:
             flight.part += 1
             self._play(key)
-
-    def _stopped(self, flight: _Flight) -> bool:
-        """Whether a stop string has come. A token gives a byte or more, so the last few are enough to look at."""
-        stops = flight.sampling.config.stop
-        if not stops:
-            return False
-        size = max(len(stop.encode()) for stop in stops)
-        text = str(self._tokenizer.decode(flight.tokens[-size - 1 :]))
-        return any(stop in text for stop in stops)
 
     def _abort(self, key: int) -> None:
         self._llm.abort_request([f"{key}/{self._playing[key].part}"])

@@ -8,9 +8,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from stages.rollout.config import SamplingConfig
 from stages.rollout.engine import Request, generate
+from stages.rollout.stops import StopWatch
 from stages.rollout.torch import engine as engine_module
 from stages.rollout.torch.engine import TorchEngine
-from stages.rollout.torch.stops import StopWatch
 
 Tiny = Callable[..., PreTrainedModel]
 PIECES = ["<pad>", "<s>", "</s>", "a", "b", "c", "ab", "bc", "ca", "abc", "cc", "x", "y", "xy", "Ã", "©", " ", "d"]
@@ -23,28 +23,6 @@ def tokenizer() -> PreTrainedTokenizerFast:
     backend = Tokenizer(models.WordLevel({piece: number for number, piece in enumerate(pieces)}, unk_token="<pad>"))
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
-
-
-def read(tokenizer: PreTrainedTokenizerFast, stop: tuple[str, ...], pieces: list[str]) -> int | None:
-    """How many of `pieces` are read up to a stop string; None where there is none."""
-    watch = StopWatch(stop, tokenizer)
-    watch.read([PIECES.index(piece) for piece in pieces])
-    return watch.count if watch.found else None
-
-
-def test_a_stop_string_may_lie_in_one_token_or_span_several(tokenizer: PreTrainedTokenizerFast) -> None:
-    assert read(tokenizer, ("cab",), ["a", "bc", "ab", "x"]) == 3
-    assert read(tokenizer, ("b",), ["x", "abc", "x"]) == 2
-    assert read(tokenizer, ("cc", "xy"), ["c", "x", "y", "cc"]) == 3
-    assert read(tokenizer, ("cc",), ["c", "x", "c"]) is None
-
-
-def test_a_stop_string_may_have_special_tokens_between_and_characters_of_several_tokens(
-    tokenizer: PreTrainedTokenizerFast,
-) -> None:
-    assert read(tokenizer, ("ab",), ["a", *["<pad>"] * 30, "b"]) == 32
-    assert read(tokenizer, ("é",), ["a", "Ã", "©", "b"]) == 3
-    assert read(tokenizer, ("xéa",), ["Ã", "©", "x", "Ã", "©", "abc"]) == 6
 
 
 @pytest.mark.parametrize("looks", [1, 7])
