@@ -106,6 +106,17 @@ class Engine(Protocol):
         ...
 
 
+def room(key: int, request: Request, sampling: SamplingConfig, context: int) -> int:
+    """How many tokens the completion of `request` may have. Raises ValueError when there is room for none."""
+    length = len(request.prompt)
+    if not 0 < length < context:
+        raise ValueError(
+            f"request {key}: the prompt has {length} tokens, but the model's context is {context}; "
+            "it must have at least one and leave room for an answer"
+        )
+    return min(request.max_new_tokens or sampling.max_new_tokens, context - length)
+
+
 def generate(
     engine: Engine,
     requests: Sequence[Request],

@@ -11,12 +11,13 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
 from stages.rollout.config import SamplingConfig
-from stages.rollout.engine import Completion, Reason, Request
+from stages.rollout.engine import Completion, Reason, Request, room
 from stages.rollout.stops import StopWatch
 from stages.rollout.vllm import platform
 from stages.rollout.vllm.library import delta_params, start, stop
 from stages.rollout.vllm.noise import Strike, strikes
-from stages.rollout.vllm.weights import checked, reload, skeleton
+from stages.rollout.vllm.weights import reload, skeleton
+from stages.rollout.weights import checked
 
 NO_WEIGHTS = -1
 """The version before the first update, and after a sleep."""
@@ -222,14 +223,3 @@ class VllmEngine:
         flight = self._playing.pop(key)
         flight.sampling.playing -= 1
         self._ended.append((key, flight.completion(reason)))
-
-
-def room(key: int, request: Request, sampling: SamplingConfig, context: int) -> int:
-    """How many tokens the completion of `request` may have. Raises ValueError when there is room for none."""
-    length = len(request.prompt)
-    if not 0 < length < context:
-        raise ValueError(
-            f"request {key}: the prompt has {length} tokens, but the model's context is {context}; "
-            "it must have at least one and leave room for an answer"
-        )
-    return min(request.max_new_tokens or sampling.max_new_tokens, context - length)

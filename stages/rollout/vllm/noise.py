@@ -6,6 +6,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from stages.rollout.draws import PUTS, STRIKES, uniforms
+
 
 class Strike(NamedTuple):
     """Noise at one position of a completion."""
@@ -15,13 +17,9 @@ class Strike(NamedTuple):
 
 
 def strikes(seed: int, limit: int, noise: float, ordinary: npt.NDArray[np.int64]) -> deque[Strike]:
-    """All strikes in the first `limit` positions of a request, in order.
-
-    Three uniforms belong to a position: which token, whether noise strikes, which of `ordinary` it puts there
-    (see `stages.rollout.torch.sampling`).
-    """
+    """All strikes in the first `limit` positions of a request, in order."""
     if noise == 0:
         return deque()
-    draws = np.random.Generator(np.random.Philox(key=seed)).random((limit, 3))
-    places = np.flatnonzero(draws[:, 1] < noise)
-    return deque(Strike(int(place), int(ordinary[int(draws[place, 2] * len(ordinary))])) for place in places)
+    draws = uniforms(seed, limit)
+    places = np.flatnonzero(draws[:, STRIKES] < noise)
+    return deque(Strike(int(place), int(ordinary[int(draws[place, PUTS] * len(ordinary))])) for place in places)

@@ -1,6 +1,6 @@
-"""New weights for a vLLM model in place, checked name by name on their way."""
+"""New weights for a vLLM model in place."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,20 +12,6 @@ def skeleton(config: PreTrainedConfig) -> PreTrainedModel:
     """A model of `config` without memory for its weights: it tells their names, tied ones once, and their shapes."""
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config)
-
-
-def checked(weights: Iterable[tuple[str, Tensor]], expected: dict[str, torch.Size]) -> Iterator[tuple[str, Tensor]]:
-    """Pass `weights` on. Raises ValueError for a name that is not expected or comes twice, a shape, and what lacks."""
-    waiting = dict(expected)
-    for name, tensor in weights:
-        if name not in waiting:
-            raise ValueError(f"the policy's weight {name} is not in the engine's model, or came twice")
-        if waiting[name] != tensor.shape:
-            raise ValueError(f"{name}: the policy's weight is {tensor.shape}, the engine's {waiting[name]}")
-        del waiting[name]
-        yield name, tensor
-    if waiting:
-        raise ValueError(f"the policy's weights lack {sorted(waiting)}")
 
 
 def reload(worker: Any, weights: Iterator[tuple[str, Tensor]]) -> None:
