@@ -210,12 +210,26 @@ def test_layers_that_transformers_computes_otherwise_are_left_to_transformers(
     assert model.training
 
 
+def test_rounding_in_16_bits_is_no_reason_for_slower_layers(shape: dict[str, Any], tiny: Tiny) -> None:
+    deep: dict[str, Any] = shape | {"num_hidden_layers": 24, "initializer_range": 1.0}
+    model = tiny(LlamaConfig(**deep))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.5 + torch.rand_like(parameter))  # a norm whose weights are 1 does not round
+    model = model.bfloat16()
+    before = {name: id(parameter) for name, parameter in model.named_parameters()}
+    assert forward_of(model).lean
+    assert {name: id(parameter) for name, parameter in model.named_parameters()} == before
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+
+
 @pytest.mark.slow
 def test_a_compiled_decode_step_samples_the_same_and_is_kept_in_its_folder(
     tmp_path: Path, shape: dict[str, Any], tiny: Tiny, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    model = tiny(LlamaConfig(**{**shape, "num_hidden_layers": 1}))
+    shallow: dict[str, Any] = shape | {"num_hidden_layers": 1}
+    model = tiny(LlamaConfig(**shallow))
     sampling = SamplingConfig(max_new_tokens=9, slots=4)
     plain = generate(TorchEngine(model, EOS), requests(PROMPTS[:4]), sampling)
     with caplog.at_level("INFO"):
