@@ -12,10 +12,19 @@ def load_file(path: Path) -> ModuleType:
 
     ValueError names the file, and the line where it fails.
     """
+    return load_source(path, read_source(path))
+
+
+def read_source(path: Path) -> bytes:
+    """What the file says now. ValueError when it cannot be read."""
     try:
-        source = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from error
+
+
+def load_source(path: Path, source: bytes) -> ModuleType:
+    """Like `load_file`, for what the file has said."""
     # Not by the import system: it would leave byte code beside the file, and find an old one there.
     module = ModuleType(f"own_{path.stem}_{sha256(str(path.resolve()).encode()).hexdigest()[:12]}")
     module.__file__ = str(path)

@@ -25,6 +25,7 @@ class Arithmetic(BaseEnvironment):
 
     name = "arithmetic"
     perturbations = ("spaces", "zeros")
+    cpu_seconds = None
 
     def __init__(self, config: ArithmeticConfig) -> None:
         super().__init__()

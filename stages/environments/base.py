@@ -3,8 +3,11 @@
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from stages.environments.processes import CPU_SECONDS, call, reason
 
 Task = Mapping[str, Any]
 """What an environment poses: prompt, answer, trace (a demonstration, perhaps a bad one) and level (how hard)."""
@@ -40,6 +43,9 @@ class BaseEnvironment(ABC):
     """Modules beside the class's own whose code can change a task or a reward; they enter the environment hash."""
     max_turns: int = 1
     """Turns of an episode at most; one that is not done by then ends unfinished."""
+    cpu_seconds: int | None = CPU_SECONDS
+    """Processor time of one `answer`, which is called in a process of its own; None calls it in this one, where nothing
+    that the policy says can make it slow. Then what the environment holds need not be pickled either."""
     libraries: tuple[str, ...] = ()
     """Distributions whose version can change a task or a reward; they enter the environment hash."""
 
@@ -65,17 +71,30 @@ class BaseEnvironment(ABC):
         """Hear a whole turn of the policy. Returns (observation, reward, done, info).
 
         `info["parsed"]`: an answer was found in it. The reward of an episode is the sum over its turns. Raises
-        GraderError, naming the task, when the grader fails.
+        GraderError, naming the task, when the grader fails or reaches a limit, ValueError for what is no Answer.
         """
         assert self._task is not None, "step() before reset()"
+        task = self._task["prompt"]
         try:
-            answer = self.answer(self._task, action)
+            answer = self._answer(self._task, action)
         except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise GraderError(f"{self.name}: grading failed on the task {self._task['prompt']!r}: {reason}") from error
+            raise GraderError(f"{self.name}: grading failed on the task {task!r}: {reason(error)}") from error
+        if not (isinstance(answer, Answer) and all(map(isinstance, answer[:2], (str, Real)))):
+            raise ValueError(
+                f"{self.name} gives {answer!r} on the task {task!r}, but `answer` must return an Answer, with a text "
+                "as its observation and a number as its reward"
+            )
         self._turns = (*self._turns, (action, answer.observation))
         self._reward += answer.reward
         return answer.observation, answer.reward, answer.done, {"parsed": answer.parsed}
+
+    def _answer(self, task: Task, action: str) -> Any:
+        """What `answer` returns, in which process it may be."""
+        if self.cpu_seconds is None:
+            return self.answer(task, action)
+        answer, changed = call(_answer_of, self, task, action, cpu_seconds=self.cpu_seconds)
+        vars(self).update(changed)
+        return answer
 
     def render(self, mode: str = "text") -> str:
         """The task, and what was made of it, for a person to read."""
@@ -126,6 +145,13 @@ class BaseEnvironment(ABC):
     def data_files(self) -> tuple[Path, ...]:
         """Files that tasks are read from; their content enters the environment hash."""
         return ()
+
+
+def _answer_of(environment: BaseEnvironment, task: Task, action: str) -> tuple[Any, dict[str, Any]]:
+    """In another process: what `answer` returns, and what it has set anew in the environment."""
+    before = dict(vars(environment))
+    answer = environment.answer(task, action)
+    return answer, {key: value for key, value in vars(environment).items() if value is not before.get(key)}
 
 
 def unknown_perturbation(environment: BaseEnvironment, kind: str) -> ValueError:

@@ -25,6 +25,7 @@ class Guess(BaseEnvironment):
 
     name = "guess"
     perturbations = ("spaces",)
+    cpu_seconds = None
 
     def __init__(self, config: GuessConfig) -> None:
         super().__init__()

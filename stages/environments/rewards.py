@@ -1,24 +1,27 @@
 """Terms of the reward: each a plain function of a played episode. The reward is their weighted sum.
 
-The user's own are such functions too: `term: my_rewards.py:brevity`. Nothing here imports torch: the terms of a config
-are checked on the login node.
+The user's own are such functions too: `term: my_rewards.py:brevity`. They are called in processes of their own, for an
+endless loop or a crash must not end the job. Nothing here imports torch: the terms of a config are checked on the login
+node.
 """
 
 import inspect
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import partial
+from functools import cache, partial
 from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from pydantic import PositiveInt, TypeAdapter, ValidationError
 
-from data.own_code import load_file
+from data.own_code import load_source, read_source
 from stages.environments.base import GraderError, Task
 from stages.environments.config import RewardConfig
+from stages.environments.processes import call, reason
 
 
 @dataclass(frozen=True)
@@ -116,17 +119,20 @@ class Term:
     name: str
     """Of the function: in metrics and in the trajectory files."""
     weight: float
-    function: Callable[[Episode], float]
+    function: Callable[[Episode], float | str]
+    """A text says what it gave instead of a number."""
+    is_own: bool = False
+    """The user's own, which may take long: it is called in another process."""
 
     def __call__(self, episode: Episode) -> float:
         """Its value before the weight. GraderError when the function fails, ValueError when it gives no number."""
         try:
             value = self.function(episode)
         except Exception as error:
-            raise GraderError(f"the reward term {self.name} failed: {type(error).__name__}: {error}") from error
-        if not isinstance(value, Real):
-            raise ValueError(f"the reward term {self.name} gave {value!r}, but it must return a number")
-        return float(value)
+            raise GraderError(f"the reward term {self.name} failed: {reason(error)}") from error
+        if isinstance(value, str):
+            raise ValueError(f"the reward term {self.name} gave {value}, but it must return a number")
+        return value
 
 
 def load_terms(rewards: Sequence[RewardConfig]) -> list[Term]:
@@ -134,8 +140,7 @@ def load_terms(rewards: Sequence[RewardConfig]) -> list[Term]:
     terms: list[Term] = []
     for place, reward in enumerate(rewards):
         try:
-            name, function = _function(reward.term)
-            terms.append(Term(name, reward.weight, partial(function, **_values(name, function, reward.values))))
+            terms.append(_load(reward))
         except ValueError as error:
             raise ValueError(f"rl.rewards[{place}]: {error}") from error
     if not terms:
@@ -152,23 +157,44 @@ def own_file(name: str) -> tuple[str, str] | None:
     return (path, function) if colon else None
 
 
-def _function(name: str) -> tuple[str, Function]:
-    own = own_file(name)
+def _load(reward: RewardConfig) -> Term:
+    own = own_file(reward.term)
     if own is None:
-        if name in TERMS:
-            return name, TERMS[name]
-        near = get_close_matches(name, TERMS, n=3)
-        meant = f"did you mean {' or '.join(near)}? " if near else ""
-        shipped = ", ".join(TERMS)
-        raise ValueError(f"there is no term {name!r}; {meant}The terms are {shipped}, or your own: FILE.py:FUNCTION")
-    path, function_name = own
-    functions = {key: value for key, value in vars(load_file(Path(path))).items() if inspect.isfunction(value)}
-    if function_name not in functions:
-        near = get_close_matches(function_name, functions, n=3)
+        function = _shipped(reward.term)
+        return Term(reward.term, reward.weight, partial(function, **_values(reward.term, function, reward.values)))
+    path, name = own
+    # What the file says now goes to the other processes, whatever it says when they start.
+    known = (path, read_source(Path(path)), name, json.dumps(reward.values))
+    _own(*known)
+    return Term(name, reward.weight, partial(call, _value_of, known), is_own=True)
+
+
+def _shipped(name: str) -> Function:
+    if name in TERMS:
+        return TERMS[name]
+    near = get_close_matches(name, TERMS, n=3)
+    meant = f"did you mean {' or '.join(near)}? " if near else ""
+    shipped = ", ".join(TERMS)
+    raise ValueError(f"there is no term {name!r}; {meant}The terms are {shipped}, or your own: FILE.py:FUNCTION")
+
+
+@cache
+def _own(path: str, source: bytes, name: str, values: str) -> Function:
+    """A function of the user's own file, which says `source`, with its values, which are JSON."""
+    module = vars(load_source(Path(path), source))
+    functions = {key: value for key, value in module.items() if inspect.isfunction(value) and key.isidentifier()}
+    if name not in functions:
+        near = get_close_matches(name, functions, n=3)
         meant = f"; did you mean {' or '.join(near)}?" if near else f"; it has {', '.join(functions) or 'none'}"
-        raise ValueError(f"{path} has no function {function_name!r}{meant}")
-    _check_signature(f"{path}:{function_name}", functions[function_name])
-    return function_name, functions[function_name]
+        raise ValueError(f"{path} has no function {name!r}{meant}")
+    _check_signature(f"{path}:{name}", functions[name])
+    return partial(functions[name], **_values(name, functions[name], json.loads(values)))
+
+
+def _value_of(known: tuple[str, bytes, str, str], episode: Episode) -> float | str:
+    """In another process: what a function of the user's own gives."""
+    value = _own(*known)(episode)
+    return float(value) if isinstance(value, Real) else repr(value)
 
 
 def _check_signature(where: str, function: Function) -> None:

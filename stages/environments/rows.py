@@ -12,6 +12,8 @@ from stages.environments.graders import GRADERS
 
 PREVIEW_ROWS = 1000
 """`reset(seed)` draws from the first rows only, so that a large file is never held in memory. Stages replay tasks."""
+MATH_CPU_SECONDS = 10
+"""Of one grading; the first one imports sympy, two or three seconds."""
 SPACE_CHANCE = 0.2
 """Chance that a space is doubled."""
 
@@ -21,7 +23,8 @@ class Rows(BaseEnvironment):
 
     name = "rows"
     perturbations = ("spaces", "case")
-    modules = ("stages.environments.graders", "stages.environments.math_process", "data.user_rows")
+    modules = ("stages.environments.graders", "data.user_rows")
+    cpu_seconds = None
 
     def __init__(self, config: RowsConfig) -> None:
         super().__init__()
@@ -29,6 +32,7 @@ class Rows(BaseEnvironment):
             raise ValueError("environment.path is empty; name the .jsonl or .parquet file that holds your rows")
         self.config = config
         if config.grader == "math":
+            self.cpu_seconds = MATH_CPU_SECONDS
             self.libraries = ("math-verify", "latex2sympy2_extended", "sympy")
 
     @cached_property

@@ -21,6 +21,7 @@ class Fragile(BaseEnvironment):
 
     name = "fragile"
     perturbations = ()
+    cpu_seconds = None
 
     def draw(self, rng: random.Random, harder: bool) -> Task:
         return {"prompt": "1+1:", "answer": "2", "trace": "", "level": 1}

@@ -31,6 +31,7 @@ class Talk(BaseEnvironment):
 
     name = "talk"
     perturbations = ()
+    cpu_seconds = None
     max_turns = 3
 
     def __init__(self, heard: list[tuple[str, int]]) -> None:
