@@ -12,10 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from stages.algorithms.algorithm import LOSS, Algorithm
-from stages.algorithms.execute import Graph
 from stages.algorithms.kinds import GIVEN, Kind
 from stages.algorithms.load import load_algorithm
 from stages.algorithms.node import Node
+from stages.algorithms.order import sources
 from stages.algorithms.spec import find_algorithm, read_spec
 from workflow.config import RunConfig, load
 from workflow.request import leaves
@@ -81,7 +81,7 @@ def _layers(nodes: Sequence[Node]) -> list[list[Node]]:
     depth: dict[str, int] = {}
     layers: list[list[Node]] = []
     for node in nodes:
-        depth[node.name] = max((depth[source] + 1 for source in Graph(nodes).sources[node.name]), default=0)
+        depth[node.name] = max((depth[source] + 1 for source in sources(node) & depth.keys()), default=0)
         layers += [[] for _ in range(depth[node.name] + 1 - len(layers))]
         layers[depth[node.name]].append(node)
     return layers

@@ -17,6 +17,7 @@ from stages.algorithms.algorithm import Algorithm
 from stages.algorithms.kinds import Batch, Kind, PolicyOutputs
 from stages.algorithms.load import load_algorithm
 from stages.algorithms.node import NodeError
+from stages.algorithms.threads import start
 
 OWN = """
 import threading
@@ -75,6 +76,12 @@ def cores(of: PerSample) -> PerSample:
     import torch
 
     return of * 0 + torch.get_num_threads()
+
+@operator()
+def card(of: PerSample) -> PerSample:
+    import torch
+
+    return of * 0 + torch.cuda.current_device()
 
 @operator()
 def spoil(of: PerToken) -> PerToken:
@@ -171,7 +178,7 @@ def test_loss_and_gradient_are_bit_for_bit_those_of_one_thread(make: Any, monkey
     for _ in range(20):
         found_loss, found = learn(algorithm, one_after_the_other=False)
         assert torch.equal(found_loss, loss) and torch.equal(found, wanted)
-    monkeypatch.setattr("stages.algorithms.execute.number_in_order", lambda *_: None)
+    monkeypatch.setattr("stages.algorithms.side_by_side.number_in_order", lambda *_: None)
     unordered = [learn(algorithm, one_after_the_other=False)[1] for _ in range(20)]
     assert any(not torch.equal(found, wanted) for found in unordered), "the case is one in which the order shows"
 
@@ -204,11 +211,48 @@ def test_nodes_that_talk_to_other_ranks_run_in_the_callers_thread_in_the_order_o
 
 
 def test_a_chain_needs_no_thread(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stages.algorithms.execute.start", lambda _: pytest.fail("a thread was asked for"))
+    monkeypatch.setattr("stages.algorithms.side_by_side.start", lambda _: pytest.fail("a thread was asked for"))
     chain = {"a": node("bend", "rollout_logprobs"), "b": node("bend", "a"), "c": node("bend", "b")}
     algorithm = make(experience=chain, metrics={"c": "c"})
     algorithm.run_experience(batch(torch.zeros(3)), given_tensors(3))
     assert set(calls(algorithm, "bend")) == {threading.current_thread().name}
+
+
+SHIPPED = {
+    "ratio": {"operator": "importance_ratio", "takes": {"new": "policy.logprobs", "old": "rollout_logprobs"}},
+    "kl": {"operator": "kl_k3", "takes": {"new": "policy.logprobs", "old": "rollout_logprobs"}},
+    "first": node("token_mean", "ratio"),
+    "second": node("token_mean", "kl"),
+    "loss": {"operator": "add", "takes": {"base": "first", "other": "second"}, "values": {"weight": 0.1}},
+}
+
+
+def test_small_arithmetic_needs_no_thread_and_a_large_batch_gives_the_same(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    algorithm, started = make(update=SHIPPED), list[int]()
+    monkeypatch.setattr("stages.algorithms.side_by_side.start", lambda task: (started.append(1), start(task)))
+    found = list[tuple[Tensor, Tensor]]()
+    for small in (2**16, 3):
+        monkeypatch.setattr("stages.algorithms.execute.SMALL", small)
+        logprobs = torch.linspace(-1, 0, 5, requires_grad=True)
+        loss = algorithm.run_update(batch(logprobs * 1.1), given_tensors(5))["loss"]
+        loss.backward()
+        assert logprobs.grad is not None and bool(started) == (small == 3)
+        found.append((loss, logprobs.grad))
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_a_thread_means_the_card_that_the_caller_means(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with cards: the current one belongs to a thread, and is the first in a new one."""
+    current = threading.local()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: getattr(current, "card", 0))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda card: setattr(current, "card", card))
+    torch.cuda.set_device(3)
+    algorithm = make(experience={name: node("card", "reward") for name in "ab"}, metrics={"a": "a", "b": "b"})
+    found = algorithm.run_experience(batch(torch.zeros(1)), {"reward": torch.zeros(1)})
+    assert [found["a"].item(), found["b"].item()] == [3, 3]
 
 
 def test_a_thread_records_no_gradient_where_the_caller_does_not(make: Any) -> None:
