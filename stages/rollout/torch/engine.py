@@ -11,13 +11,14 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from stages.rollout.config import SamplingConfig
-from stages.rollout.engine import Completion, Request
+from stages.rollout.engine import Completion, Request, room
 from stages.rollout.stops import StopWatch
 from stages.rollout.torch.forward import compiled, forward_of
 from stages.rollout.torch.rows import Rows
 from stages.rollout.torch.sample import Sample
 from stages.rollout.torch.sampling import Sampler
 from stages.rollout.torch.slots import Slots
+from stages.rollout.weights import checked
 from stages.trainer import attention
 
 REFILL_SHARE = 1 / 8
@@ -58,6 +59,7 @@ class TorchEngine:
         implementation = getattr(model.config, "_attn_implementation", None)
         assert implementation == attention.NAME, f"the model attends by {implementation}"
         self.model, self.eos, self.tokenizer, self.version = model, eos, tokenizer, 0
+        self.progress = 0
         self.context: int = model.config.max_position_embeddings
         self._forward = forward_of(model)
         self._compiled: set[tuple[int, ...]] | None = None
@@ -87,13 +89,7 @@ class TorchEngine:
 
     def add(self, key: int, request: Request) -> None:
         """See `Engine`."""
-        length = len(request.prompt)
-        if not 0 < length < self.context:
-            raise ValueError(
-                f"request {key}: the prompt has {length} tokens, but the model's context is {self.context}; "
-                "it must have at least one and leave room for an answer"
-            )
-        limit = min(request.max_new_tokens or self._sampling.max_new_tokens, self.context - length)
+        limit = room(key, request, self._sampling, self.context)
         watch = StopWatch(self._sampling.stop, self.tokenizer) if self._sampling.stop and self.tokenizer else None
         sample = Sample(key, request, tuple(request.prompt), limit, request.session, watch)
         (self._turns if sample.session in self._rows.kept else self._waiting)[key] = sample
@@ -141,7 +137,10 @@ class TorchEngine:
     def update(self, weights: Iterable[tuple[str, Tensor]] | None, version: int) -> None:
         """See `Engine`. Requests in flight keep their keys and values; ended turns lose theirs."""
         if weights is not None:
-            _copy_weights(self.model, weights)
+            own = dict(self.model.named_parameters())
+            with torch.no_grad():
+                for name, tensor in checked(weights, {name: own[name].shape for name in own}):
+                    own[name].copy_(tensor)
         self.version = version
         self._rows.forget(list(self._rows.kept))
         for sample in self._rows.playing.values():
@@ -190,6 +189,7 @@ class TorchEngine:
         """See which requests have ended, by themselves or by a stop string."""
         rows = self._rows
         alive, made = (array.tolist() for array in rows.slots.look())
+        self.progress += 1
         ended: list[Sample] = []
         tokens = rows.slots.read(list(rows.playing))[0] if self._sampling.stop else None
         for index, (row, sample) in enumerate(rows.playing.items()):
@@ -224,16 +224,3 @@ def unsharded_copy(model: PreTrainedModel, device: torch.device) -> PreTrainedMo
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     copy = AutoModelForCausalLM.from_config(model.config, dtype=dtype, attn_implementation=attention.NAME)
     return copy.to(device).eval().requires_grad_(False)
-
-
-def _copy_weights(model: PreTrainedModel, weights: Iterable[tuple[str, Tensor]]) -> None:
-    waiting = dict(model.named_parameters())
-    with torch.no_grad():
-        for name, tensor in weights:
-            if name not in waiting:
-                raise ValueError(f"the policy's weight {name} is not in the engine's model, or came twice")
-            if waiting[name].shape != tensor.shape:
-                raise ValueError(f"{name}: the policy's weight is {tensor.shape}, the engine's {waiting[name].shape}")
-            waiting.pop(name).copy_(tensor)
-    if waiting:
-        raise ValueError(f"the policy's weights lack {sorted(waiting)}")

@@ -5,10 +5,12 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+import torch
 from torch import Tensor
 
+from stages.rollout.draws import uniforms
 from stages.rollout.torch.sample import Kept, Sample
-from stages.rollout.torch.sampling import draw_uniforms
 from stages.rollout.torch.slots import Slots
 
 LOGGER = logging.getLogger(__name__)
@@ -161,7 +163,8 @@ class Rows:
         limits = [sample.limit for sample in taken]
         draws = None
         if self.slots.sampler.needs_draws:
-            draws = draw_uniforms([sample.request.seed for sample in taken], max(limits))
+            of_each = [uniforms(sample.request.seed, max(limits)) for sample in taken]
+            draws = torch.from_numpy(np.stack(of_each))
         lengths = [len(sample.prompt) for sample in taken]
         self.slots.start([sample.row for sample in taken], lengths, limits, draws, hidden)
 

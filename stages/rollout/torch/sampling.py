@@ -4,30 +4,18 @@ Every random number belongs to a request and a position, so neither the slot tha
 nor the number of ranks can change what is drawn for it.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-NUM_DRAWS = 3
-"""Uniforms for each position: which token, whether noise strikes, which token noise puts there."""
+from stages.rollout.draws import PUTS, STRIKES, TOKEN
 
 BLOCK = 128
 """Tokens of the vocabulary that `invert` looks at together."""
 BELOW = 1 - 1e-12
 """Keeps what is drawn below the sum of all, so that rounding never finds a token without probability."""
-
-
-def draw_uniforms(seeds: Sequence[int], num_positions: int) -> Tensor:
-    """Uniforms in [0, 1), [requests, num_positions, NUM_DRAWS] float64, from each request's own seed.
-
-    Position by position, so the draws of a position depend neither on `num_positions` nor on whether there is noise.
-    """
-    shape = (num_positions, NUM_DRAWS)
-    return torch.from_numpy(np.stack([np.random.Generator(np.random.Philox(key=seed)).random(shape) for seed in seeds]))
 
 
 @dataclass(frozen=True)
@@ -54,10 +42,10 @@ class Sampler:
         """
         logits = logits.float()
         logprobs = torch.log_softmax(logits if self.temperature in (0, 1) else logits / self.temperature, -1)
-        tokens = logits.argmax(-1) if self.temperature == 0 else invert(logprobs, draws[:, 0])
+        tokens = logits.argmax(-1) if self.temperature == 0 else invert(logprobs, draws[:, TOKEN])
         if self.noise > 0:
-            other = self.ordinary[(draws[:, 2] * len(self.ordinary)).long()]
-            tokens = torch.where(draws[:, 1] < self.noise, other, tokens)
+            other = self.ordinary[(draws[:, PUTS] * len(self.ordinary)).long()]
+            tokens = torch.where(draws[:, STRIKES] < self.noise, other, tokens)
         return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
 
 

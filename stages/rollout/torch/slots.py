@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from stages.rollout.torch.cache import DecodeContext, ExtendContext, Padding, PrefillContext, SlotCache
 from stages.rollout.torch.forward import Forward
-from stages.rollout.torch.sampling import NUM_DRAWS, Sampler
+from stages.rollout.torch.sampling import Sampler
 
 PER_ROW = ("alive", "last", "position", "made", "limit", "tokens", "logprobs", "draws")
 
@@ -34,7 +34,7 @@ class Slots:
         self.alive = self._zeros(0, dtype=torch.bool)
         self.last, self.position, self.made, self.limit = (self._zeros(0) for _ in range(4))
         self.tokens, self.logprobs = self._zeros(0, 1), self._zeros(0, 1, dtype=torch.float32)
-        self.draws = self._zeros(0, 1, NUM_DRAWS, dtype=torch.float64)
+        self.draws = self._zeros(0, 1, 3, dtype=torch.float64)
 
     def reserve(self, rows: int, positions: int, most: int) -> None:
         """Have at least so many rows, positions of each, and new tokens of each."""
@@ -81,7 +81,7 @@ class Slots:
     ) -> None:
         """Rows with prompts of `lengths` come alive; their first tokens are chosen from `hidden`.
 
-        `draws` is [rows, at most `most`, NUM_DRAWS], None where the sampler needs none.
+        `draws` is [rows, at most `most`, 3] (see `stages.rollout.draws`), None where the sampler needs none.
         """
         chosen = self._tensor(rows)
         self.position[chosen], self.limit[chosen] = self._tensor(lengths), self._tensor(limits)

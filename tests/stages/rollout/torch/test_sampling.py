@@ -1,16 +1,17 @@
+from collections.abc import Iterable
+
+import numpy as np
 import pytest
 import torch
 
-from stages.rollout.torch.sampling import Sampler, draw_uniforms, invert
+from stages.rollout.draws import uniforms
+from stages.rollout.torch.sampling import Sampler, invert
 
 ORDINARY = torch.tensor([3, 4])
 
 
-def test_the_draws_of_a_position_depend_on_the_seed_alone() -> None:
-    few, many = draw_uniforms([7, 8], 4), draw_uniforms([8], 9)
-    assert torch.equal(few[1], many[0, :4])
-    assert not torch.equal(few[0], few[1])
-    assert few.dtype == torch.float64 and few.shape == (2, 4, 3)
+def draw_uniforms(seeds: Iterable[int], num_positions: int) -> torch.Tensor:
+    return torch.from_numpy(np.stack([uniforms(seed, num_positions) for seed in seeds]))
 
 
 def test_inversion_takes_the_token_at_which_the_cumulated_probability_passes() -> None:
