@@ -32,8 +32,8 @@ def with_settings(layers: Sequence[Layer]) -> list[Layer]:
 
 def settings_of(path: Path) -> Layer:
     """The settings of the algorithm file at `path`, and in which line of it each stands."""
-    lines = {(SECTION, *key[1:]): line for key, line in key_lines(path.read_text()).items() if key[0] == "settings"}
     values = {SECTION: read_spec(path).settings}
+    lines = {(SECTION, *key[1:]): line for key, line in key_lines(path.read_text()).items() if key[0] == "settings"}
     resolve_terms(values, path.parent)
     return Layer(str(path), values, lines)
 

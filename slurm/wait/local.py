@@ -22,7 +22,8 @@ def processes(attempt: Path) -> list[psutil.Process]:
     The command line is asked, and not a noted process id: it also finds a job whose submitter died before the note,
     and is never wrong about a number that was given out again.
     """
-    return [process for process in psutil.process_iter() if _runs(process, attempt)]
+    names = _names(attempt)
+    return [process for process in psutil.process_iter() if _runs(process, names)]
 
 
 def find(attempt: Path, job_id: str | None) -> psutil.Process | None:
@@ -30,17 +31,21 @@ def find(attempt: Path, job_id: str | None) -> psutil.Process | None:
     if job_id is not None and job_id.isdigit() and psutil.pid_exists(int(job_id)):
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(int(job_id))
-            if _runs(process, attempt):
+            if _runs(process, _names(attempt)):
                 return process
     found = processes(attempt)
     return next((process for process in found if CONTROLLER in process.cmdline()), next(iter(found), None))
 
 
-def _runs(process: psutil.Process, attempt: Path) -> bool:
-    wanted = {str(attempt), str(attempt / LOGS)}
+def _names(attempt: Path) -> set[str]:
+    """What the command line of a process of an attempt may say: jobs are started with the whole path."""
+    return {str(folder / file) for folder in (attempt, attempt.resolve()) for file in ("", LOGS)}
+
+
+def _runs(process: psutil.Process, names: set[str]) -> bool:
     try:
         line = process.cmdline()
-        return bool(wanted & set(line) and set(MODULES) & set(line)) and is_alive(process)
+        return bool(names & set(line) and set(MODULES) & set(line)) and is_alive(process)
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return False
 

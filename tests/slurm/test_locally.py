@@ -71,6 +71,14 @@ def test_a_killed_terminal_leaves_the_job_which_the_next_call_finds(stage_comman
     assert rank.is_running()
 
 
+def test_qianka_status_sees_a_job_that_runs(stage_command, stage_folder, tmp_path):
+    stage_command(*LONG)
+    running_attempt(stage_folder)
+    command = [sys.executable, "-P", "-m", "workflow.cli", "status", "demo"]
+    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert re.search(r"synth +running +\w+-1 ", said), said
+
+
 def test_hang_up_detaches(stage_command, stage_folder):
     command = stage_command(*LONG)
     attempt = running_attempt(stage_folder)

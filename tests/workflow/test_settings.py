@@ -146,3 +146,10 @@ def test_the_files_of_a_users_operators_are_checked_first_and_count_in_the_finge
         ValueError, match=r"own\.yaml: operators: .*own\.py:1: ModuleNotFoundError: .*inside the functi"
     ):
         check_config(load(arguments))
+
+
+@pytest.mark.parametrize("content", [b"epochs: [\nupdate: {}\n", b"description: \xff\n"], ids=["not YAML", "not UTF-8"])
+def test_an_algorithm_file_that_cannot_be_read_is_named(here: Path, content: bytes) -> None:
+    (here / "mine.yaml").write_bytes(content)
+    with pytest.raises(ValueError, match=r"mine\.yaml: not YAML"):
+        load(["rl.algorithm=mine.yaml"])
