@@ -8,7 +8,7 @@ from checkpoints.manifest import Result
 from data.job import Job
 from stages.evaluate.config import StageConfig
 from stages.rollout.engine import Engine
-from stages.rollout.torch.engine import COMPILED, TorchEngine
+from stages.rollout.torch.engine import TorchEngine
 from stages.trainer.device import device_of, use_cores
 from stages.trainer.policy import load_policy
 
@@ -53,8 +53,8 @@ class Policies:
             assert isinstance(tokenizer.eos_token_id, int), "load_tokenizer has checked it"
             model = loaded.to(device_of(job)).model
             use_cores(job, model)
-            special, where = tokenizer.all_special_ids, self._folder / COMPILED if settings.compile else None
-            return TorchEngine(model, tokenizer.eos_token_id, special, tokenizer=tokenizer, compiled_in=where)
+            special, compiling = tokenizer.all_special_ids, job.slow if settings.compile else None
+            return TorchEngine(model, tokenizer.eos_token_id, special, tokenizer=tokenizer, compiling=compiling)
         from stages.rollout.vllm.make import make_vllm
 
         model = loaded.model

@@ -31,5 +31,5 @@ class EngineConfig(Section):
     memory_share: float = Field(default=0.4, gt=0, lt=1)
     """Of a card's memory, what vLLM takes for weights and keys and values; the rest is the trainer's."""
     compile: bool = False
-    """torch.compile the decode step of the torch engine: minutes at the first start, then read from the stage's folder.
+    """torch.compile the decode step of the torch engine: minutes at the first start, then read from the node's disk.
     On a CPU it gains less than a tenth."""

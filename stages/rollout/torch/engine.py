@@ -4,7 +4,6 @@ It knows token ids only: no rewards, no environment. Text it knows only where st
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -13,7 +12,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from stages.rollout.config import SamplingConfig
 from stages.rollout.engine import Completion, Request, room
 from stages.rollout.stops import StopWatch
-from stages.rollout.torch.forward import compiled, forward_of
+from stages.rollout.torch.compiler import Compiler, Slow
+from stages.rollout.torch.forward import forward_of
 from stages.rollout.torch.rows import Rows
 from stages.rollout.torch.sample import Sample
 from stages.rollout.torch.sampling import Sampler
@@ -29,9 +29,6 @@ TOKENS_PER_STEP = 32
 """Tokens of each request in one `step`, at most."""
 STEPS_BETWEEN_LOOKS = {"cpu": 1, "cuda": 8}
 """Decode steps before the host looks at which requests have ended: a look at a card stalls it."""
-
-COMPILED = "compiled"
-"""Where a stage's folder has what torch.compile made."""
 
 
 class TorchEngine:
@@ -49,12 +46,12 @@ class TorchEngine:
         special: Collection[int] = (),
         *,
         tokenizer: PreTrainedTokenizerFast | None = None,
-        compiled_in: Path | None = None,
+        compiling: Slow | None = None,
     ) -> None:
         """`eos` ends a completion; noise never puts `eos` or `special` tokens in place.
 
-        Only stop strings need the `tokenizer`. With `compiled_in` the decode step goes through torch.compile, which
-        keeps there what it has compiled.
+        Only stop strings need the `tokenizer`. Where `compiling` is given, the decode step goes through torch.compile,
+        and what takes long happens inside `compiling(what)`.
         """
         implementation = getattr(model.config, "_attn_implementation", None)
         assert implementation == attention.NAME, f"the model attends by {implementation}"
@@ -62,9 +59,9 @@ class TorchEngine:
         self.progress = 0
         self.context: int = model.config.max_position_embeddings
         self._forward = forward_of(model)
-        self._compiled: set[tuple[int, ...]] | None = None
-        if compiled_in is not None:
-            self._forward, self._compiled = compiled(self._forward, compiled_in), set()
+        self._compiler = Compiler(compiling) if compiling else None
+        if self._compiler:
+            self._forward = self._compiler.forward(self._forward)
         device = next(model.parameters()).device
         self._ordinary = torch.tensor(sorted(set(range(model.config.vocab_size)) - {eos, *special}), device=device)
         self._between = STEPS_BETWEEN_LOOKS[device.type]
@@ -169,7 +166,7 @@ class TorchEngine:
 
     def _no_rows(self) -> Rows:
         slots = Slots(self.model, self._forward, self._sampler, self._ends)
-        return Rows(slots, self._sampling.slots, self._compiled)
+        return Rows(slots, self._sampling.slots, self._compiler)
 
     def _is_time_to_admit(self) -> bool:
         playing = len(self._rows.playing)

@@ -6,9 +6,7 @@ products. Weights are always those of the model's own modules: nothing is copied
 
 import copy
 import logging
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -24,8 +22,6 @@ LOGGER = logging.getLogger(__name__)
 LEAN = {"llama", "qwen2", "qwen3"}
 """Model types whose layers are those of `_layer`."""
 ONEDNN = torch.backends.mkldnn.is_available()
-COMPILED_SHAPES = 64
-"""Graphs that torch.compile may make: more than there are powers of two below any context."""
 PROBE = 16
 """Tokens of the sequence on which the lean layers must agree with transformers' own ..."""
 LIMIT = 1e-3
@@ -44,16 +40,6 @@ class Forward(NamedTuple):
     lean: bool
     decode: HiddenStates
     """`hidden_states` of one new token in each row: the same, or compiled."""
-
-
-def compiled(forward: Forward, folder: Path) -> Forward:
-    """With a decode step that torch.compile has made; `folder` keeps what was compiled for the next start.
-
-    One graph for each number of rows and width of the cache that is seen.
-    """
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
-    torch._dynamo.config.cache_size_limit = COMPILED_SHAPES  # pyright: ignore[reportPrivateUsage]
-    return forward._replace(decode=torch.compile(forward.hidden_states, dynamic=False))
 
 
 def forward_of(model: PreTrainedModel) -> Forward:

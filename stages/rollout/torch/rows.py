@@ -1,8 +1,6 @@
 """Who has which row: sequences in flight, what ended turns have kept, and how waiting requests get theirs."""
 
 import heapq
-import logging
-import time
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -10,10 +8,9 @@ import torch
 from torch import Tensor
 
 from stages.rollout.draws import uniforms
+from stages.rollout.torch.compiler import Compiler
 from stages.rollout.torch.sample import Kept, Sample
 from stages.rollout.torch.slots import Slots
-
-LOGGER = logging.getLogger(__name__)
 
 PREFILL_TOKENS = 16_384
 """Prompt tokens of one forward pass, with the padding to the longest prompt that attention needs."""
@@ -28,9 +25,9 @@ POSITIONS = 256
 class Rows:
     """The rows of `slots`, at most `most`."""
 
-    def __init__(self, slots: Slots, most: int, compiled: set[tuple[int, ...]] | None = None) -> None:
-        """`compiled` are the shapes of decode steps that have been seen; None where none is compiled."""
-        self.slots, self.most, self.compiled = slots, most, compiled
+    def __init__(self, slots: Slots, most: int, compiler: Compiler | None = None) -> None:
+        """`compiler` where decode steps are compiled."""
+        self.slots, self.most, self.compiler = slots, most, compiler
         self.playing: dict[int, Sample] = {}
         """By row."""
         self.kept: dict[int, Kept] = {}
@@ -78,20 +75,15 @@ class Rows:
         """So many tokens more in each row."""
         longest = max(sample.length for sample in self.playing.values())
         self._have(longest + steps)
-        rows = max(self.playing) + 1
-        if self.compiled is None:
+        if self.compiler is None:
             for step in range(steps):
-                self.slots.decode(rows, longest + step)
+                self.slots.decode(max(self.playing) + 1, longest + step)
             return
-        rows, width = self.slots.rows, min(_power_of_two(longest + steps), self.slots.cache.positions)
-        fresh = (rows, width, self.slots.cache.positions) not in self.compiled
-        started = time.monotonic()
-        for _ in range(steps):
-            self.slots.decode(rows, width)
-        if fresh:
-            self.compiled.add((rows, width, self.slots.cache.positions))
-            seconds = time.monotonic() - started
-            LOGGER.info("compiled the decode step of %d rows, %d positions in %.1f s", rows, width, seconds)
+        rows, positions = self.slots.rows, self.slots.cache.positions
+        width = min(_power_of_two(longest + steps), positions)
+        with self.compiler.step(rows, width, positions):
+            for _ in range(steps):
+                self.slots.decode(rows, width)
 
     def compact(self) -> None:
         """Bring the samples in flight to the first rows, when they are few."""

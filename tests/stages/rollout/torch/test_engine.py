@@ -1,4 +1,5 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -224,18 +225,28 @@ def test_rounding_in_16_bits_is_no_reason_for_slower_layers(shape: dict[str, Any
 
 
 @pytest.mark.slow
-def test_a_compiled_decode_step_samples_the_same_and_is_kept_in_its_folder(
+def test_a_compiled_decode_step_samples_the_same_and_is_told_as_slow_and_kept_by_torch(
     tmp_path: Path, shape: dict[str, Any], tiny: Tiny, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    told: list[str] = []
+
+    @contextmanager
+    def slow(what: str) -> Generator[None]:
+        told.append(what)
+        yield
+        told.append("done")
+
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     shallow: dict[str, Any] = shape | {"num_hidden_layers": 1}
     model = tiny(LlamaConfig(**shallow))
     sampling = SamplingConfig(max_new_tokens=9, slots=4)
     plain = generate(TorchEngine(model, EOS), requests(PROMPTS[:4]), sampling)
     with caplog.at_level("INFO"):
-        found = generate(TorchEngine(model, EOS, compiled_in=tmp_path), requests(PROMPTS[:4]), sampling)
+        found = generate(TorchEngine(model, EOS, compiling=slow), requests(PROMPTS[:4]), sampling)
     for left, right in zip(plain, found, strict=True):
         assert left.tokens == right.tokens
         np.testing.assert_allclose(left.logprobs, right.logprobs, atol=1e-5)
-    assert "compiled the decode step of 4 rows, 16 positions in" in caplog.text
+    assert told[:2] == ["compiling the decode step of 4 rows, 16 positions", "done"] and told[-1] == "done"
+    assert len(told) == 2 * len(set(told) - {"done"})
+    assert "compiling the decode step of 4 rows, 16 positions took" in caplog.text
     assert any(tmp_path.iterdir())
