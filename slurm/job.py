@@ -23,6 +23,7 @@ from slurm.devices.read import kind_of_node
 from slurm.exclusions import FILE, exclude, excluded
 from slurm.fingerprint import PACKAGES, ROOT
 from slurm.inside import environment, watchdog
+from slurm.inside.log import show_log
 from slurm.inside.place import Place, make_job, read_place, somewhere
 from slurm.lock import hold
 from slurm.query.queue import NoAnswer, requeue
@@ -60,6 +61,7 @@ def run_stage(attempt: Path) -> int:
 
     Every start resumes from what the folder holds. How it ended, when not well, is committed as this rank's verdict.
     """
+    show_log()
     place = somewhere()
     try:
         place = read_place()

@@ -1,6 +1,7 @@
 """Inside the job: what is checked before the stage starts, and how a rank's end is told."""
 
 import json
+import logging
 import resource
 import subprocess
 import sys
@@ -121,6 +122,17 @@ def test_a_rank_may_open_as_many_files_as_the_node_allows(attempt, monkeypatch):
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(hard, job.OPEN_FILES)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (before, hard))
+
+
+def test_what_a_module_logs_is_a_line_of_the_jobs_log_and_a_librarys_note_is_not(attempt, monkeypatch, capsys):
+    def work():
+        logging.getLogger("stages.rollout.torch.compiler").info("compiling took %.1f s", 2)
+        logging.getLogger("stages.rl.rollouts").warning("row 7 is left out")
+        logging.getLogger("transformers").info("loading")
+
+    run_with(monkeypatch, work)
+    assert run_stage(attempt) == 0
+    assert capsys.readouterr().out.splitlines()[-2:] == ["compiling took 2.0 s", "warning: row 7 is left out"]
 
 
 def test_a_job_does_not_start_on_a_node_that_is_avoided_and_does_not_prolong_that(attempt, monkeypatch):
