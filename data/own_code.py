@@ -31,12 +31,12 @@ def load_source(path: Path, source: bytes) -> ModuleType:
     sys.modules[module.__name__] = module  # where dataclasses look up annotations
     try:
         exec(compile(source, str(path), "exec"), module.__dict__)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # sys.exit(0) in the file would end the command as if all were well
         raise ValueError(_problem(error, path)) from error
     return module
 
 
-def _problem(error: Exception, path: Path) -> str:
+def _problem(error: BaseException, path: Path) -> str:
     """What failed, and in which line of the file."""
     if isinstance(error, SyntaxError):
         return f"{path}:{error.lineno}: {error.msg}"

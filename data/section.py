@@ -24,8 +24,8 @@ class Section(BaseModel):
         wrong: list[InitErrorDetails] = []
         for name, value in data.items():
             for each in value if isinstance(value, list) else [value]:
-                takes_bool = name not in cls.model_fields or _takes_bool(cls.model_fields[name].annotation)
-                if isinstance(each, bool) and not takes_bool:
+                fits = name not in cls.model_fields or takes_bool(cls.model_fields[name].annotation)
+                if isinstance(each, bool) and not fits:
                     error = PydanticCustomError("no_number", "it should not be true or false")
                 elif isinstance(each, int) and abs(each) > LARGEST:
                     error = PydanticCustomError(
@@ -39,5 +39,6 @@ class Section(BaseModel):
         return data
 
 
-def _takes_bool(annotation: Any) -> bool:
-    return annotation is bool or any(_takes_bool(part) for part in typing.get_args(annotation))
+def takes_bool(annotation: Any) -> bool:
+    """Whether yes and no are values of this type, or of a part of it."""
+    return annotation is bool or any(takes_bool(part) for part in typing.get_args(annotation))

@@ -1,6 +1,8 @@
 """How much better a sample, or a token, was than expected."""
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from pydantic import Field, PositiveFloat
 
 from stages.algorithms.kinds import Batch, PerGroup, PerSample, PerToken
 from stages.algorithms.operator import operator
@@ -29,7 +31,7 @@ def subtract_group(batch: Batch, of: PerSample, group: PerGroup) -> PerSample:
 
 
 @operator(whole_batch=True)
-def divide_by_group(batch: Batch, of: PerSample, group: PerGroup, *, epsilon: float = 1e-4) -> PerSample:
+def divide_by_group(batch: Batch, of: PerSample, group: PerGroup, *, epsilon: PositiveFloat = 1e-4) -> PerSample:
     """The quantity divided by (that of its group + epsilon).
 
     The centred reward divided by the group's deviation is the advantage of GRPO (Shao et al. 2024, section 4.1.2).
@@ -48,6 +50,9 @@ def leave_one_out(batch: Batch, of: PerSample) -> PerSample:
     return (of - others) * (sizes > 1)
 
 
+Factor = Annotated[float, Field(ge=0, le=1)]
+
+
 class Estimate(NamedTuple):
     """Of each token."""
 
@@ -57,7 +62,7 @@ class Estimate(NamedTuple):
 
 
 @operator()
-def gae(batch: Batch, reward: PerSample, values: PerToken, *, discount: float, trace_decay: float) -> Estimate:
+def gae(batch: Batch, reward: PerSample, values: PerToken, *, discount: Factor, trace_decay: Factor) -> Estimate:
     """Generalized advantage estimation (Schulman et al. 2016, eq. 16) for a reward that comes with the last token.
 
     delta_t = r_t + discount V_(t+1) - V_t, A_t = delta_t + discount trace_decay A_(t+1); V and A are 0 after the end,

@@ -83,9 +83,23 @@ class Algorithm:
     def run_update(self, batch: Batch, carried: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
         """The carried quantities of a micro-batch and all that the update makes of them, `loss` among it.
 
-        Raises ArithmeticError when the loss is not finite.
+        Raises ArithmeticError when the loss is not finite, ValueError when the gradient is lost on the way to it.
         """
-        return self._update.run(batch, carried, self.kinds, {LOSS})
+        made = self._update.run(batch, carried, self.kinds, {LOSS})
+        if not made[LOSS].requires_grad:
+            self._check_gradient(made)
+        return made
+
+    def _check_gradient(self, made: Mapping[str, "Tensor"]) -> None:
+        """Raises ValueError that names where the gradient of the policy ends, if there is one."""
+        for node in self.update:
+            outputs = [made[name] for suffix in node.operator.gives if (name := node.name + suffix) in made]
+            takes = any(made[source].requires_grad for source in node.takes.values())
+            if takes and not any(output.requires_grad for output in outputs):
+                raise ValueError(
+                    f"{node.where}: {node.operator.name} takes what has a gradient and gives what has none, so the "
+                    "loss has none either: do without .detach(), .item(), .data and conversions to whole numbers"
+                )
 
     @cached_property
     def _experience(self) -> Graph:

@@ -5,10 +5,18 @@ the loss does not depend on how the minibatch was split.
 """
 
 import math
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from stages.algorithms.kinds import Batch, PerToken, Scalar
 from stages.algorithms.operator import operator
+
+Below = Annotated[float, Field(ge=0, le=1)]
+"""How far below 1 a ratio may be; 1 is no bound."""
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
+"""The same where its logarithm is taken."""
+AboveOne = Annotated[float, Field(gt=1)]
 
 
 class Surrogate(NamedTuple):
@@ -20,7 +28,9 @@ class Surrogate(NamedTuple):
 
 
 @operator()
-def clipped_surrogate(ratio: PerToken, advantage: PerToken, *, low: float = 0.2, high: float = 0.2) -> Surrogate:
+def clipped_surrogate(
+    ratio: PerToken, advantage: PerToken, *, low: Below = 0.2, high: NonNegativeFloat = 0.2
+) -> Surrogate:
     """-min(r A, clip(r, 1 - low, 1 + high) A): PPO (Schulman et al. 2017, eq. 7).
 
     `high` above `low` is the clip-higher of DAPO (Yu et al. 2025, section 3.1): it lets unlikely tokens grow.
@@ -32,7 +42,7 @@ def clipped_surrogate(ratio: PerToken, advantage: PerToken, *, low: float = 0.2,
 
 @operator()
 def dual_clipped_surrogate(
-    ratio: PerToken, advantage: PerToken, *, low: float = 0.2, high: float = 0.2, most: float = 3.0
+    ratio: PerToken, advantage: PerToken, *, low: Below = 0.2, high: NonNegativeFloat = 0.2, most: AboveOne = 3.0
 ) -> Surrogate:
     """PPO's, but at most -most A where A < 0, with `most` above 1: dual clip (Ye et al. 2020, arXiv 1912.09729).
 
@@ -46,7 +56,7 @@ def dual_clipped_surrogate(
 
 @operator()
 def clipped_weight(
-    logprobs: PerToken, ratio: PerToken, advantage: PerToken, *, low: float = 1.0, high: float = 0.28
+    logprobs: PerToken, ratio: PerToken, advantage: PerToken, *, low: Below = 1.0, high: NonNegativeFloat = 0.28
 ) -> Surrogate:
     """-sg(clip(r, 1 - low, 1 + high)) A log p: CISPO (MiniMax-M1, Chen et al. 2025, arXiv 2506.13585, eq. 4 and 5).
 
@@ -59,7 +69,7 @@ def clipped_weight(
 
 @operator()
 def clipped_log_ratio(
-    new: PerToken, old: PerToken, advantage: PerToken, *, low: float = 0.2, high: float = 0.2
+    new: PerToken, old: PerToken, advantage: PerToken, *, low: BelowOne = 0.2, high: NonNegativeFloat = 0.2
 ) -> Surrogate:
     """-min(l A, clip(l, log(1 - low), log(1 + high)) A) with l = new - old: CPGD (Liu et al. 2025, arXiv 2505.12504).
 
@@ -84,7 +94,9 @@ def squared_error(values: PerToken, returns: PerToken) -> PerToken:
 
 
 @operator()
-def clipped_squared_error(values: PerToken, returns: PerToken, old: PerToken, *, within: float = 0.2) -> PerToken:
+def clipped_squared_error(
+    values: PerToken, returns: PerToken, old: PerToken, *, within: PositiveFloat = 0.2
+) -> PerToken:
     """max((V - return)^2, (old + clip(V - old, -within, within) - return)^2): value clipping of PPO2.
 
     From OpenAI's baselines (Dhariwal et al. 2017; examined by Engstrom et al. 2020, arXiv 2005.12729). `old` is
@@ -107,7 +119,7 @@ def sample_mean(batch: Batch, of: PerToken) -> Scalar:
 
 
 @operator()
-def constant_mean(batch: Batch, of: PerToken, *, tokens: float) -> Scalar:
+def constant_mean(batch: Batch, of: PerToken, *, tokens: PositiveFloat) -> Scalar:
     """The sum over the tokens, divided by samples x a constant: no bias by length (Dr. GRPO, Liu et al. 2025).
 
     `tokens` is a plain number, for example the usual length of a completion; 1 sums over a completion's tokens.

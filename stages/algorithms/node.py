@@ -70,7 +70,7 @@ class Node:
         for attempt in range(self.retries + 1):
             try:
                 return self.operator.function(*leading, **named)
-            except Exception as error:
+            except (Exception, SystemExit) as error:  # sys.exit(0) in an operator would end the job as if all were well
                 text = f"{self.where}: {self.operator.name} failed in attempt {attempt + 1} of {self.retries + 1}: "
                 text += f"{type(error).__name__}: {error}"
                 if attempt == self.retries:

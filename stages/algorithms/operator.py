@@ -7,8 +7,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_args, get_origin
 
-from pydantic import PydanticUserError, TypeAdapter, ValidationError
+from pydantic import PydanticUserError
 
+from data.values import typed
 from stages.algorithms.kinds import Batch, Kind
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -45,11 +46,7 @@ class Operator:
 
     def check_value(self, name: str, value: Any) -> Any:
         """`value` in the type of the parameter. Raises ValueError that says what is wrong with it."""
-        annotation = self.values[name].annotation
-        try:
-            return TypeAdapter[Any](annotation).validate_python(value)
-        except ValidationError as error:
-            raise ValueError(f"{value!r}: {error.errors()[0]['msg'].lower()}") from error
+        return typed(self.values[name].annotation, value)
 
     @property
     def required_values(self) -> list[str]:
@@ -126,9 +123,12 @@ def _value(parameter: inspect.Parameter, name: str) -> inspect.Parameter:
     if annotation is parameter.empty:
         raise TypeError(f"operator {where}: annotate the value, for example `{parameter.name}: float`")
     try:
-        TypeAdapter[Any](annotation)
+        typed(annotation, None if parameter.default is parameter.empty else parameter.default)
     except PydanticUserError as error:
         raise TypeError(f"operator {where}: a value is of a type that YAML has, not {annotation}") from error
+    except ValueError as error:
+        if parameter.default is not parameter.empty:
+            raise TypeError(f"operator {where}: its default is {error}") from error
     return parameter
 
 

@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from pydantic import PositiveFloat
+
 from stages.algorithms.kinds import Batch, PerGroup, PerSample, PerToken, PolicyOutputs, Scalar
 from stages.algorithms.operator import operator
 
@@ -41,7 +43,7 @@ def sequence_ratio(batch: Batch, new: PerToken, old: PerToken) -> PerSample:
 
 
 @operator()
-def truncated_ratio(new: PerToken, old: PerToken, *, cap: float = 2.0) -> PerToken:
+def truncated_ratio(new: PerToken, old: PerToken, *, cap: PositiveFloat = 2.0) -> PerToken:
     """min(exp(new - old), cap), held constant: truncated importance sampling (Ionides 2008; Yao et al. 2025).
 
     A weight for the loss of each token that was drawn by another engine, or by older weights, than those it is trained
@@ -75,13 +77,13 @@ def add(base: Scalar, other: Scalar, *, weight: float) -> Scalar:
 
 
 @operator(whole_batch=True)
-def whiten(batch: Batch, of: PerToken, *, epsilon: float = 1e-6) -> PerToken:
+def whiten(batch: Batch, of: PerToken, *, epsilon: PositiveFloat = 1e-6) -> PerToken:
     """(x - mean) / (standard deviation + epsilon), with the moments of all tokens of all ranks."""
     return _whitened(batch, of, batch.total_tokens, epsilon)
 
 
 @operator(whole_batch=True)
-def whiten_samples(batch: Batch, of: PerSample, *, epsilon: float = 1e-6) -> PerSample:
+def whiten_samples(batch: Batch, of: PerSample, *, epsilon: PositiveFloat = 1e-6) -> PerSample:
     """(x - mean) / (standard deviation + epsilon), with the moments of all samples of all ranks."""
     return _whitened(batch, of, batch.total_samples, epsilon)
 

@@ -17,14 +17,14 @@ def overlong_penalty(length: PerSample, limit: PerSample, *, buffer_share: Share
     With a buffer of buffer_share x limit tokens: 0 up to limit - buffer, then falling linearly, -1 at the limit. The
     paper's buffer is 4096 of 20480 tokens, a share of 0.2.
     """
-    buffer = buffer_share * limit
+    buffer = (buffer_share * limit).clamp(min=1e-6)  # without room for a token the whole penalty is due
     return ((limit - buffer - length) / buffer).clamp(-1, 0)
 
 
 @operator()
 def length_penalty(length: PerSample, limit: PerSample) -> PerSample:
     """-length / limit: each token costs the same, an answer as long as it may be costs 1."""
-    return -length / limit
+    return -length / limit.clamp(min=1)
 
 
 @operator()

@@ -77,8 +77,8 @@ def near(name: str, known: Iterable[str]) -> str:
 def read_spec(path: Path) -> AlgorithmSpec:
     """The file at `path`. Raises ValueError naming the file, the line or key, and the keys that there are."""
     try:
-        content = yaml.load(path.read_text(), _Loader)
-    except yaml.YAMLError as error:
+        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not YAML: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path}: an algorithm file has the keys {', '.join(AlgorithmSpec.model_fields)}")

@@ -7,7 +7,6 @@ node.
 
 import inspect
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -16,9 +15,10 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from pydantic import PositiveInt, TypeAdapter, ValidationError
+from pydantic import PositiveInt
 
 from data.own_code import load_source, read_source
+from data.values import typed
 from stages.environments.base import GraderError, Task
 from stages.environments.config import RewardConfig
 from stages.environments.processes import call, reason
@@ -208,6 +208,8 @@ def _check_signature(where: str, function: Function) -> None:
     for parameter in parameters[1:]:
         if parameter.kind is not inspect.Parameter.KEYWORD_ONLY or parameter.annotation is inspect.Parameter.empty:
             raise ValueError(f"{where}: {parameter.name!r} should be a typed value after `*`; {rule}")
+        if parameter.default is not inspect.Parameter.empty:
+            _value(f"{where}, by default,", parameter.name, parameter.annotation, parameter.default)
 
 
 def _parameters(where: str, function: Function) -> Mapping[str, inspect.Parameter]:
@@ -232,12 +234,7 @@ def _values(name: str, function: Function, given: Mapping[str, Any]) -> dict[str
 
 
 def _value(name: str, key: str, annotation: Any, given: Any) -> Any:
-    if isinstance(given, bool) and annotation is not bool:
-        raise ValueError(f"the value {key!r} of {name} is {given!r}, but it should not be true or false")
     try:
-        value = TypeAdapter[Any](annotation).validate_python(given)
-    except ValidationError as error:
-        raise ValueError(f"the value {key!r} of {name} is {given!r}: {error.errors()[0]['msg'].lower()}") from error
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"the value {key!r} of {name} is {given!r}, but it should be a finite number")
-    return value
+        return typed(annotation, given)
+    except ValueError as error:
+        raise ValueError(f"the value {key!r} of {name} is {error}") from error

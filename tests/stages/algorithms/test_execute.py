@@ -84,6 +84,14 @@ def card(of: PerSample) -> PerSample:
     return of * 0 + torch.cuda.current_device()
 
 @operator()
+def leave(of: PerToken) -> PerToken:
+    raise SystemExit(0)
+
+@operator()
+def cut(of: PerToken) -> PerToken:
+    return of.detach() * 2
+
+@operator()
 def spoil(of: PerToken) -> PerToken:
     return of.clamp_(max=-1)
 
@@ -335,6 +343,7 @@ BROKEN = {
     "cheat": r"experience\.a: cheat failed .*only an @operator\(whole_batch=True\) may talk to other ranks",
     "short": r"experience\.a: short gave a tensor of shape \[2\], where per token means the shape \[3\]",
     "spoil": r"experience\.a: rollout_logprobs was changed in place, by spoil or one that ran beside it",
+    "leave": r"experience\.a: leave failed in attempt 1 of 1: SystemExit: 0",
     "number": r"experience\.a: number gave float, where a scalar means the shape \[\]",
 }
 
@@ -344,6 +353,12 @@ def test_an_operator_that_breaks_its_promise_is_named_with_what_it_gave(make: An
     algorithm = make(experience={"a": node(operator, "rollout_logprobs")}, metrics={"a": "a"})
     with pytest.raises((ValueError, NodeError), match=BROKEN[operator]):
         algorithm.run_experience(batch(torch.zeros(3)), given_tensors(3))
+
+
+def test_a_node_that_loses_the_gradient_is_named(make: Any) -> None:
+    algorithm = make(update={"a": node("cut", "policy.logprobs"), "loss": node("mean", "a")})
+    with pytest.raises(ValueError, match=r"update\.a: cut takes what has a gradient and gives what has none"):
+        algorithm.run_update(batch(torch.zeros(3, requires_grad=True)), {})
 
 
 def test_a_loss_that_is_not_finite_names_the_first_node_that_made_it_so(make: Any) -> None:

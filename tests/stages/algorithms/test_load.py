@@ -1,5 +1,6 @@
 """What the validator accepts, and what it says of what it does not."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -111,6 +112,28 @@ MISTAKES: dict[str, tuple[Change, str]] = {
         put("update", "surrogate", values={"high": "much"}),
         r"update\.surrogate: the value 'high' of clipped_surrogate: 'much': input should be a valid number",
     ),
+    "value that is not finite": (
+        put("update", "surrogate", values={"high": math.inf}),
+        r"update\.surrogate: the value 'high' of clipped_surrogate: inf: input should be a finite number",
+    ),
+    "yes where a number is meant": (
+        put("update", "surrogate", values={"high": True}),
+        r"update\.surrogate: the value 'high' of clipped_surrogate: True, but it should not be true or false",
+    ),
+    "value out of its range": (
+        put("update", "surrogate", values={"low": 1.5}),
+        r"update\.surrogate: the value 'low' of clipped_surrogate: 1\.5: input should be less than or equal to 1",
+    ),
+    "logarithm of nothing": (
+        put(
+            "update",
+            "surrogate",
+            operator="clipped_log_ratio",
+            takes={"new": "policy.logprobs", "old": "rollout_logprobs", "advantage": "advantage"},
+            values={"low": 1.0},
+        ),
+        r"update\.surrogate: the value 'low' of clipped_log_ratio: 1\.0: input should be less than 1",
+    ),
     "missing value": (
         put("update", "loss", values={}),
         r"update\.loss: constant_mean needs the value 'tokens'",
@@ -176,6 +199,12 @@ def test_a_mistake_names_the_file_the_node_and_the_way_out(mistake: str, tmp_pat
 def test_an_unknown_name_lists_what_is_shipped() -> None:
     with pytest.raises(ValueError, match=r"'grop' is neither a shipped algorithm \(.*dr_grpo, grpo.*did you mean grpo"):
         load_algorithm("grop")
+
+
+def test_a_file_in_another_encoding_is_named(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_bytes("description: é\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"mine\.yaml: not YAML: 'utf-8' codec can't decode"):
+        load_algorithm(str(tmp_path / "mine.yaml"))
 
 
 def test_what_is_not_a_mapping_or_has_a_key_twice_is_refused(tmp_path: Path) -> None:

@@ -73,6 +73,12 @@ def test_the_overlong_penalty_falls_over_the_buffer() -> None:
     close(overlong_penalty(length, limit, buffer_share=0.25), [0.0, 0.0, -0.5, -1.0, -0.6])
 
 
+def test_no_room_for_a_token_is_no_division_by_zero() -> None:
+    nothing = torch.zeros(1)
+    close(overlong_penalty(nothing, nothing), [-1.0])
+    close(length_penalty(nothing, nothing), [0.0])
+
+
 def test_each_token_may_cost_the_same() -> None:
     penalty = length_penalty(torch.tensor([10.0, 40.0]), torch.tensor([40.0, 40.0]))
     close(penalty, [-0.25, -1.0])

@@ -73,6 +73,8 @@ def test_an_error_names_the_users_operators_among_those_that_could_give_what_is_
 MISTAKES = {
     "def penalty(:\n": r"own0\.py:4: (invalid syntax|Function parameters|expected)",
     "import torch_of_another_world\n": r"own0\.py:4: ModuleNotFoundError: .*; import it inside the function",
+    "import sys\n\nsys.exit(0)\n": r"own0\.py:6: SystemExit: 0",
+    "@operator()\ndef penalty(of: PerToken, *, w: float = 'x') -> PerToken: ...\n": r"penalty\(w\): its default is 'x'",
     "\n\nraise KeyError('x')\n": r"own0\.py:6: KeyError: 'x'",
     "def penalty(of: PerToken) -> PerToken: ...\n": r"own0\.py has no operator; an operator is a function under",
     "@operator\ndef penalty(of: PerToken) -> PerToken: ...\n": r"own0\.py:4: TypeError: operator\(\).*; an operator is",
