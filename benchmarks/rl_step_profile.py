@@ -134,8 +134,9 @@ def _watch(clock: Clock) -> Clock:
     for environment in BaseEnvironment.__subclasses__():
         clock.watch("grading", environment, "step")
     clock.watch("parity", Gate, "check_generation")
-    clock.watch("parity", Gate, "check_rollouts")
-    clock.watch("journal", Journal, "read_or_play")
+    clock.watch("parity", Gate, "compare")
+    clock.watch("journal", Journal, "read")
+    clock.watch("journal", Journal, "write")
     clock.watch("experience: the rest", stage, "make_experience")
     clock.watch("experience: forward", Forward, "_pass")
     clock.watch("update: the rest", stage, "update")

@@ -43,7 +43,7 @@ ADVICE = {
     "cache": "Try the engine without reuse of prefixes, and with another attention backend.",
     "temperature": "The engine must give log-probabilities of the tempered distribution, without top-k and top-p.",
     "sampling": "The model agrees, the choice of tokens does not: see what the engine does to logits before it draws.",
-    "tokens": "Both agree now: other weights made these tokens, or they have changed since. Start the step anew.",
+    "tokens": "Both agree now: other weights made these tokens, or they changed. See docs/parity.md.",
 }
 """What to try, by the part in which engine and policy part."""
 

@@ -1,11 +1,14 @@
-"""Rollouts on disk as soon as they are played: after a kill they are read back, and none is played or trained twice."""
+"""Rollouts on disk as soon as the parity gate has passed them.
 
-from collections.abc import Callable, Sequence
+After a kill they are read back: none of them is played or trained twice. What the gate had not passed is played anew.
+"""
+
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from checkpoints.commit import commit
 from data.job import Job
-from data.trajectories import Trajectories, read_trajectories, write_trajectories
+from data.trajectories import Attributes, Trajectories, read_trajectories, write_trajectories
 
 FOLDER = "trajectories"
 REFUSED = ".refused"
@@ -28,16 +31,35 @@ class Journal:
             if int(path.stem.split("-")[1]) > step and read_trajectories(path)[1]["world_size"] != self.job.world_size:
                 path.unlink()
 
-    def read_or_play(
-        self, step: int, number: int, version: int, play: Callable[[], Trajectories]
-    ) -> tuple[Trajectories, bool]:
-        """The rollouts of this rank's share of a round, and whether they were read back.
+    def read(self, step: int, number: int, version: int, prompts: Mapping[int, str]) -> Trajectories | None:
+        """This rank's rollouts of round `number`, from 0, of `step`; None where there are none of just these.
 
-        It is round `number`, from 0, of `step`, played by the policy of `version`.
+        `version` is the policy's, and `prompts` are ids by slot.
         """
+        path = self._path(step, number)
+        if not path.exists():
+            return None
+        trajectories, found = read_trajectories(path)
+        same = found == self._attributes(step, number, version)
+        played = dict(zip(trajectories.groups.tolist(), trajectories.prompt_ids, strict=True))
+        return trajectories if same and played == prompts else None
+
+    def write(self, step: int, number: int, version: int, trajectories: Trajectories, *, refused: bool = False) -> None:
+        """Commit this rank's rollouts of a round; those that were `refused` for a person to see, and not to be read."""
+        path = self._path(step, number)
+        with commit(path.with_name(path.name + REFUSED) if refused else path) as aside:
+            write_trajectories(aside, trajectories, self._attributes(step, number, version))
+
+    def files(self) -> list[Path]:
+        """All files, in order."""
+        return sorted(self.folder.glob("step-*.h5"))
+
+    def _path(self, step: int, number: int) -> Path:
         later = f"-round-{number}" if number else ""
-        path = self.folder / f"step-{step:06d}{later}-rank-{self.job.rank:04d}.h5"
-        attributes = {
+        return self.folder / f"step-{step:06d}{later}-rank-{self.job.rank:04d}.h5"
+
+    def _attributes(self, step: int, number: int, version: int) -> Attributes:
+        return {
             "step": step,
             "round": number,
             "rank": self.job.rank,
@@ -46,20 +68,3 @@ class Journal:
             "environment_hash": self.environment_hash,
             "terms": self.terms,
         }
-        if path.exists():
-            trajectories, found = read_trajectories(path)
-            if found == attributes:
-                return trajectories, True
-        trajectories = play()
-        with commit(path) as aside:
-            write_trajectories(aside, trajectories, attributes)
-        return trajectories, False
-
-    def refuse(self, step: int) -> None:
-        """Put this rank's rollouts of `step` out of the way: they are for a person to see, and never read back."""
-        for path in self.folder.glob(f"step-{step:06d}*-rank-{self.job.rank:04d}.h5"):
-            path.replace(path.with_name(path.name + REFUSED))
-
-    def files(self) -> list[Path]:
-        """All files, in order."""
-        return sorted(self.folder.glob("step-*.h5"))

@@ -1,93 +1,124 @@
 """The parity gate: the rollout engine computes what the policy computes, or the job stops.
 
-A known prompt is completed greedily whenever the engine has taken weights (so after each start, resume and wake too),
-and some samples of each step's rollouts are compared. Outside the limit all ranks stop with one ParityError, which says
-where engine and policy part (`stages.rl.diagnosis`).
+Known prompts are completed greedily whenever the engine has taken weights (so after each start, resume and wake too),
+and some samples of the rollouts are compared before they go to the journal. Each rank judges its own engine; where one
+is outside the limit all ranks stop with one ParityError, which says where they part (`stages.rl.diagnosis`).
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from data.packing import pack, pack_masked
+from data.packing import micro_batches, pack, pack_masked
 from data.trajectories import Trajectories
+from stages.rl.config import RLConfig
 from stages.rl.diagnosis import ADVICE, Diagnosis, Evidence, diagnose, policy_logits
-from stages.rollout.config import SamplingConfig
 from stages.rollout.engine import Engine, Request, generate
 from stages.rollout.parity import FP32, HALF, ParityError, differences
+from stages.trainer.device import largest
 from stages.trainer.learner import Learner
 
 NUM_TOKENS = 3
-"""Of the known generation: the first comes from the prefill, the others through the cache."""
+"""Of a known generation: the first comes from the prefill, the others through the cache."""
 MOST_PROMPT = 64
 """Tokens of its prompt."""
 NUM_SAMPLES = 4
-"""Of each rank's rollouts in a step: a wrong weight, position or temperature shows in any of them."""
+"""Of a rank's rollouts in a round: a wrong weight, position or temperature shows in any of them."""
+
+
+class Verdict(NamedTuple):
+    """On one comparison."""
+
+    ranks: npt.NDArray[np.float64]
+    """[ranks, 4], the same on all of them: whether it is outside the limit, the largest difference, sum and count."""
+    evidence: list[Evidence]
+    """This rank's own."""
+
+    @property
+    def passes(self) -> bool:
+        """Whether engine and policy agree, on every rank."""
+        return not self.ranks[:, 0].any()
 
 
 class Gate:
     """Compares the engine of each rank with the policy. All ranks call each method together."""
 
-    def __init__(self, learner: Learner, engine: Engine, sampling: SamplingConfig, prompt: Sequence[int]) -> None:
-        """`prompt` begins the known generation: any one, as long as it stays the same."""
-        self.learner, self.engine, self.sampling = learner, engine, sampling
-        self.prompt = list(prompt[: min(MOST_PROMPT, engine.context // 2)])
+    def __init__(self, learner: Learner, engine: Engine, rl: RLConfig, prompts: Sequence[Sequence[int]]) -> None:
+        """`prompts` begin the known generations: the more of them, the tighter the limit of 16 bits."""
+        self.learner, self.engine = learner, engine
+        self.sampling, self.micro_batch_tokens = rl.sampling, rl.micro_batch_tokens
+        self.prompts = [list(prompt[: min(MOST_PROMPT, engine.context // 2)]) for prompt in prompts]
         # Cards compute in 16 bits, whose rounding depends on how the sequences lie in a batch.
         self.limit = FP32 if next(learner.policy.parameters()).device.type == "cpu" else HALF
 
     def check_generation(self, version: int) -> None:
         """The engine has weights of `version`, and its greedy tokens are those of the policy, as likely as there."""
-        request = Request(self.prompt, seed=0, max_new_tokens=NUM_TOKENS)
-        (made,) = generate(self.engine, [request], self.sampling, greedy=True)
-        said = policy_logits(self.learner.policy, pack([(self.prompt, made.tokens)])).log_softmax(-1)
-        likely = said.gather(-1, torch.tensor(made.tokens, device=said.device)[:, None])[:, 0]
+        requests = [Request(prompt, seed=0, max_new_tokens=NUM_TOKENS) for prompt in self.prompts]
+        made = generate(self.engine, requests, self.sampling, greedy=True)
+        sequences = [(prompt, one.tokens) for prompt, one in zip(self.prompts, made, strict=True)]
+        said = policy_logits(self.learner.policy, pack(sequences)).log_softmax(-1)
+        chosen = torch.tensor([token for one in made for token in one.tokens], device=said.device)
+        likely = said.gather(-1, chosen[:, None])[:, 0]
         # Two tokens of which each is off by the limit may change places.
         behind = (said.amax(-1) - likely).nan_to_num(torch.inf).cpu().numpy() / 2
-        apart = np.maximum(differences(made.logprobs, likely.cpu().numpy()), behind)
+        apart = np.maximum(differences(np.concatenate([one.logprobs for one in made]), likely.cpu().numpy()), behind)
         if self.engine.version != version:
             apart[:] = np.inf
-        places = len(self.prompt) + np.arange(len(made.tokens))
-        self._judge([Evidence([*self.prompt, *made.tokens], places, apart)], version, "a known generation")
+        ends = np.cumsum([len(one.tokens) for one in made])
+        evidence = [
+            Evidence([*prompt, *tokens], len(prompt) + np.arange(len(tokens)), found)
+            for (prompt, tokens), found in zip(sequences, np.split(apart, ends[:-1]), strict=True)
+        ]
+        verdict = self._judge(evidence)
+        if not verdict.passes:
+            self.refuse(verdict, version, "a known generation")
 
     @torch.no_grad()
-    def check_rollouts(self, trajectories: Trajectories, step: int, version: int) -> dict[str, float]:
-        """Some rollouts of `step`, before anything is learned from them: metrics over all ranks.
+    def compare(self, trajectories: Trajectories, step: int, version: int) -> Verdict:
+        """Some rollouts of `step` with the policy, before anything is learned from them.
 
         Tokens that another version than `version` made are not compared.
         """
         picked = spread(len(trajectories), NUM_SAMPLES, step)
-        sequences = [trajectories.sequence(index) for index in picked]
-        said = self.learner.policy(pack_masked(sequences), temperature=self.sampling.temperature).logprobs
-        ends = np.cumsum([mask.sum() for _, mask in sequences]).astype(int)
+        parts = micro_batches(trajectories.lengths[picked].tolist(), self.micro_batch_tokens)
+        parts += [[]] * (largest(len(parts)) - len(parts))
         evidence: list[Evidence] = []
-        for index, policy in zip(picked, np.split(said.float().cpu().numpy(), ends)[:-1], strict=True):
-            part = slice(trajectories.offsets[index], trajectories.offsets[index + 1])
-            mask = trajectories.mask[part]
-            same = trajectories.versions[part][mask] == version
-            if same.any():
-                apart = differences(trajectories.logprobs[part][mask][same], policy[same])
-                evidence.append(Evidence(trajectories.tokens[part].tolist(), np.flatnonzero(mask)[same], apart))
-        worst, mean = self._judge(evidence, version, f"rollouts of step {step}")
-        return {"parity": worst, "parity_mean": mean}
+        for part in parts:
+            indices = [picked[place] for place in part]
+            sequences = [trajectories.sequence(index) for index in indices]
+            said = self.learner.policy(pack_masked(sequences), temperature=self.sampling.temperature).logprobs
+            ends = np.cumsum([mask.sum() for _, mask in sequences]).astype(int)
+            for index, policy in zip(indices, np.split(said.float().cpu().numpy(), ends)[:-1], strict=True):
+                evidence += _evidence(trajectories, index, policy, version)
+        return self._judge(evidence)
 
-    def _judge(self, evidence: list[Evidence], version: int, what: str) -> tuple[float, float]:
-        """The largest and the mean difference over all ranks; where it is too much, ParityError on all of them."""
-        apart = np.concatenate([np.zeros(0), *(found.apart for found in evidence)])
-        ranks = _of_all_ranks([float(apart.max(initial=0)), float(apart.sum()), len(apart)])
-        rank, worst = int(ranks[:, 0].argmax()), float(ranks[:, 0].max())
-        count = int(ranks[:, 2].sum())
-        mean = float(ranks[:, 1].sum()) / max(1, count)
-        if self.limit.allows(worst, mean, count):
-            return worst, mean
+    def refuse(self, verdict: Verdict, version: int, what: str) -> NoReturn:
+        """Look where they part, which may take minutes, and raise one ParityError on all ranks."""
+        outside, most, _, _ = verdict.ranks.T
+        rank = int(np.where(outside, most, -1).argmax())
+        _, worst, total, count = verdict.ranks[rank]
         # Gathered weights and forward passes need all ranks: each looks at what it has, the worst one is heard.
-        nothing = Evidence(self.prompt, np.array([len(self.prompt)]), np.zeros(1))
-        looked_at = max(evidence, key=lambda found: found.apart.max(), default=nothing)
-        diagnosis = diagnose(self.engine, self.learner, self.sampling, looked_at, version, self.limit)
-        by = f"by {worst:.1e} nats (limit {self.limit.largest:.0e}), on average by {mean:.1e} ({self.limit.mean:.0e})"
+        nothing = Evidence(self.prompts[0], np.array([len(self.prompts[0])]), np.zeros(1))
+        looked_at = max(verdict.evidence, key=lambda found: found.apart.max(), default=nothing)
+        with self.learner.job.slow("looking where engine and policy part"):
+            diagnosis = diagnose(self.engine, self.learner, self.sampling, looked_at, version, self.limit)
+        limit, mean = self.limit, total / count
+        by = f"by {worst:.1e} nats (limit {limit.largest:.0e}), on average by {mean:.1e} ({limit.mean:.0e})"
         text = f"rollout engine and policy disagree {by}, on {what}, most on rank {rank}\n{_in_words(diagnosis)}"
         raise ParityError(_from_rank(rank, text))
+
+    def _judge(self, evidence: list[Evidence]) -> Verdict:
+        apart = np.concatenate([np.zeros(0), *(found.apart for found in evidence)])
+        mine = torch.tensor(
+            [self.limit.exceeded(apart), apart.max(initial=0), apart.sum(), len(apart)], dtype=torch.float64
+        )
+        everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(everyones, mine)
+        return Verdict(torch.stack(everyones).numpy(), evidence)
 
 
 def spread(count: int, wanted: int, step: int) -> list[int]:
@@ -96,17 +127,26 @@ def spread(count: int, wanted: int, step: int) -> list[int]:
     return sorted((place * count // picked + step) % count for place in range(picked))
 
 
+def metrics_of(verdicts: Sequence[Verdict]) -> dict[str, float]:
+    """The largest and the mean difference, in nats, over the comparisons of a step and all ranks."""
+    _, most, sums, counts = np.concatenate([verdict.ranks for verdict in verdicts]).T
+    return {"parity": float(most.max()), "parity_mean": float(sums.sum() / max(1, counts.sum()))}
+
+
+def _evidence(trajectories: Trajectories, index: int, policy: npt.NDArray[np.float32], version: int) -> list[Evidence]:
+    """Of one sample, for whose tokens the policy gives these log-probabilities; none without tokens of `version`."""
+    part = slice(trajectories.offsets[index], trajectories.offsets[index + 1])
+    mask = trajectories.mask[part]
+    same = trajectories.versions[part][mask] == version
+    if not same.any():
+        return []
+    apart = differences(trajectories.logprobs[part][mask][same], policy[same])
+    return [Evidence(trajectories.tokens[part].tolist(), np.flatnonzero(mask)[same], apart)]
+
+
 def _in_words(diagnosis: Diagnosis) -> str:
     rows = [f"  {name:<13}{found}" for name, found in diagnosis.table]
     return "\n".join([*rows, f"They part in: {diagnosis.part}. {ADVICE[diagnosis.part]}"])
-
-
-def _of_all_ranks(values: list[float]) -> torch.Tensor:
-    """[ranks, values] float64. All ranks call it."""
-    mine = torch.tensor(values, dtype=torch.float64)
-    everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(everyones, mine)
-    return torch.stack(everyones)
 
 
 def _from_rank(rank: int, text: str) -> str:

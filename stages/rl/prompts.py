@@ -1,30 +1,33 @@
 """Which prompts a step plays: a function of the seed, the cursor, and the prompts that were set aside."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Set
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 STREAM = 1
 """Keeps these permutations apart from those of other stages with the same seed."""
 
 
-def draw_prompts(seed: int, ids: Sequence[str], cursor: int, count: int, set_aside: Set[str]) -> tuple[list[int], int]:
+def draw_prompts(
+    seed: int, ids: pa.ChunkedArray, cursor: int, count: int, set_aside: Set[str]
+) -> tuple[list[int], int]:
     """The rows of the next `count` prompts after `cursor`, and the cursor behind them.
 
     The prompts are one permutation of all rows after another. The cursor counts prompts over all ranks, so a run that
     goes on with another number of ranks goes on at the same prompt. Prompts whose id is `set_aside` are passed over;
     ValueError when there are no others.
     """
-    if all(prompt in set_aside for prompt in ids):
+    if all(prompt.as_py() in set_aside for prompt in ids):
         raise ValueError(f"all {len(ids)} prompts were set aside because their grader failed; mend the environment")
     rows: list[int] = []
     while len(rows) < count:
         epoch, place = divmod(cursor, len(ids))
         row = int(_permutation(seed, epoch, len(ids))[place])
         cursor += 1
-        if ids[row] not in set_aside:
+        if ids[row].as_py() not in set_aside:
             rows.append(row)
     return rows, cursor
 

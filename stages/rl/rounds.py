@@ -6,25 +6,24 @@ learned, because all are right or all are wrong, make room for new ones until th
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple, NoReturn
 
 import numpy as np
 import pyarrow as pa
 import torch
 
-from data.job import Job
 from data.rows import Row
 from data.trajectories import Trajectories
 from stages.algorithms.algorithm import Algorithm
 from stages.rl.config import StageConfig
 from stages.rl.journal import Journal
+from stages.rl.parity import Gate, Verdict, metrics_of
 from stages.rl.prompts import draw_prompts
 from stages.rl.rollouts import Player, Task
 from stages.rl.samples import Samples
 from stages.rl.skipping import not_zero
 from stages.rl.state import State
-from stages.trainer.device import total
+from stages.trainer.device import any_rank, total
 
 
 class Rollouts(NamedTuple):
@@ -44,45 +43,77 @@ class Rollouts(NamedTuple):
 
 
 class Rounds:
-    """Plays the steps of a run."""
+    """Plays the steps of a start that goes on after step `first`."""
 
     def __init__(
-        self, config: StageConfig, algorithm: Algorithm, train: pa.Table, player: Player, journal: Journal, job: Job
+        self,
+        config: StageConfig,
+        algorithm: Algorithm,
+        train: pa.Table,
+        player: Player,
+        journal: Journal,
+        gate: Gate,
+        first: int,
     ) -> None:
         """`train` is the split that prompts are drawn from."""
+        # It stays in Arrow's columns: as dictionaries, ten million rows would take 10 GB on every rank.
         self.config, self.algorithm, self.train = config, algorithm, train
-        self.player, self.journal, self.job = player, journal, job
-        # The rest of the rows stays in Arrow's columns: as dictionaries, ten million would take 10 GB on every rank.
-        self.ids: list[str] = train["id"].to_pylist()
+        self.player, self.journal, self.gate, self.first = player, journal, gate, first
+        self.job = journal.job
 
     def play(self, step: int, state: State) -> Rollouts:
         """Play `step` with the policy of `state`. All ranks call it together.
 
-        Each round draws as many prompts as are still missing, and its share of them is each rank's, so all ranks have
-        work in every round. What a round kept is counted over all ranks before the next one is drawn; so the result
-        depends on the seed and the policy alone, and a run that was killed goes on with the round that it was in.
+        Each round draws as many prompts as are still missing, and shares them out among the ranks, as evenly as it
+        can. What a round kept is counted over all ranks before the next one is drawn; so the result depends on the
+        seed and the policy alone, and a run that was killed goes on with the round that it was in.
         """
         rows: list[int] = []
         rounds: list[Trajectories] = []
+        verdicts: list[Verdict] = []
         kept: list[int] = []
         latest = range(0)
         cursor, read_back = state.cursor, True
         while len(rounds) <= self.algorithm.resample and len(kept) < self.config.rl.prompts_per_step:
             missing = self.config.rl.prompts_per_step - len(kept)
-            drawn, cursor = draw_prompts(self.config.seed, self.ids, cursor, missing, state.set_aside)
+            drawn, cursor = draw_prompts(self.config.seed, self.train["id"], cursor, missing, state.set_aside)
             latest, rows = range(len(rows), len(rows) + missing), rows + drawn
             mine = [slot for slot in latest if slot % self.job.world_size == self.job.rank]
             tasks = [Task(slot, self._row(rows[slot])) for slot in mine]
-            play = partial(self.player.play, step, tasks)
-            trajectories, found = self.journal.read_or_play(step, len(rounds), state.policy_version, play)
+            trajectories, verdict, found = self._round(step, len(rounds), state.policy_version, tasks)
             kept += self._with_signal(trajectories, latest)
             rounds.append(trajectories)
+            verdicts.append(verdict)
             read_back = read_back and found
         everything = Trajectories.joined(rounds) if len(rounds) > 1 else rounds[0]
-        shares = {"rounds": len(rounds), "groups_kept": len(kept) / len(rows)} if self.algorithm.resample else {}
+        metrics = metrics_of(verdicts)
+        if self.algorithm.resample:
+            metrics |= {"rounds": len(rounds), "groups_kept": len(kept) / len(rows)}
         # With nothing to learn from, the last round stands for the step: the update will leave it out.
         kept_here = _groups(everything, kept or latest) if self.algorithm.resample else everything
-        return Rollouts(kept_here, everything, [self.ids[row] for row in rows], cursor, read_back, shares)
+        ids = [self.train["id"][row].as_py() for row in rows]
+        return Rollouts(kept_here, everything, ids, cursor, read_back, metrics)
+
+    def _round(self, step: int, number: int, version: int, tasks: list[Task]) -> tuple[Trajectories, Verdict, bool]:
+        """Rollouts that the gate has passed and the journal has, and whether this rank has found them there.
+
+        Where they do not pass nothing is committed, so a later start plays them anew; but not what was found, which
+        had passed before. The first step after a checkpoint was played by the very weights that are in it: if it does
+        not pass, they have come back wrong. Later ones were played by weights that this start has trained anew, which
+        on a card are the same but for rounding, and are played anew where they part.
+        """
+        found = self.journal.read(step, number, version, {task.slot: task.row["id"] for task in tasks})
+        trajectories = found or self.player.play(step, tasks)
+        verdict = self.gate.compare(trajectories, step, version)
+        if not verdict.passes and step > self.first + 1 and any_rank(found is not None):
+            trajectories, found = self.player.play(step, tasks) if found else trajectories, None
+            verdict = self.gate.compare(trajectories, step, version)
+        if found is None:
+            self.journal.write(step, number, version, trajectories, refused=not verdict.passes)
+        if not verdict.passes:
+            origin = "" if found is None else ", which were read back after a resume"
+            self.gate.refuse(verdict, version, f"rollouts of step {step}{origin}")
+        return trajectories, verdict, found is not None
 
     def _row(self, index: int) -> Row:
         return self.train.slice(index, 1).to_pylist()[0]

@@ -5,9 +5,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-MEAN_TOKENS = 64
-"""Fewer say little about a mean: the rounding of one token may be all of it."""
-
 
 class Limit(NamedTuple):
     """By how much an engine and the policy may differ."""
@@ -15,17 +12,14 @@ class Limit(NamedTuple):
     largest: float
     """Nats, the log-probability of one token."""
     mean: float
-    """Nats, over all tokens that are compared at once, where there are at least MEAN_TOKENS."""
+    """Nats, of all further tokens on average: rounding may take one far off, but not all."""
     tolerance: float
     """Of a module's output, as a share of its largest entry."""
 
     def exceeded(self, apart: npt.NDArray[np.float64]) -> bool:
-        """Whether differences [K] in nats are too much."""
-        return len(apart) > 0 and not self.allows(float(apart.max()), float(apart.mean()), len(apart))
-
-    def allows(self, largest: float, mean: float, count: int) -> bool:
-        """Whether the largest and the mean difference of `count` tokens are small enough."""
-        return largest <= self.largest and (mean <= self.mean or count < MEAN_TOKENS)
+        """Whether differences [K] in nats are too much: for one of them, or for all of them together."""
+        total = self.largest + self.mean * (len(apart) - 1)
+        return bool(apart.max(initial=0) > self.largest or (len(apart) > 0 and apart.sum() > total))
 
 
 FP32 = Limit(1e-4, 1e-4, 1e-5)

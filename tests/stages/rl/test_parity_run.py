@@ -4,7 +4,9 @@ import json
 import os
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
@@ -14,6 +16,8 @@ from data.job import Job, Stopped
 from data.metrics import read_metrics
 from data.packing import Packed
 from data.tokenizer import decode, encode_completion, load_tokenizer
+from stages.rl import run as rl_run
+from stages.rl.rollouts import Player
 from stages.rl.run import run
 from stages.rollout.config import SamplingConfig
 from stages.rollout.engine import Completion
@@ -54,7 +58,7 @@ def test_weights_that_came_back_wrong_from_a_checkpoint_do_not_train_on_the_roll
 
     monkeypatch.setattr(Learner, "resume", resume)
     for _ in "ab":
-        with pytest.raises(ParityError, match="on rollouts of step 2") as found:
+        with pytest.raises(ParityError, match="on rollouts of step 2, which were read back after a resume") as found:
             run(world.config, world.inputs, folder, Job())
         assert "They part in: tokens. Both agree now: other weights made these tokens" in str(found.value)
         assert kept.exists()
@@ -77,6 +81,148 @@ def test_rollouts_that_were_refused_are_not_read_back(
     run(world.config, world.inputs, folder, Job())
     for path in (undisturbed / "trajectories").iterdir():
         assert (folder / "trajectories" / path.name).read_bytes() == path.read_bytes()
+
+
+class Crash(BaseException):
+    """Like a kill, but it leaves the process of the test alive."""
+
+
+@pytest.mark.parametrize(
+    ("healthy", "moment"),
+    [
+        (False, "stages.rl.parity.Gate.compare"),
+        (False, "stages.rl.journal.Journal.write"),
+        (False, "stages.rl.parity.Gate.refuse"),
+        (False, "stages.rl.parity.diagnose"),
+        (True, "stages.rl.parity.Gate.compare"),
+        (True, "stages.rl.journal.Journal.write"),
+        (True, "checkpoints.commit.sync"),
+    ],
+)
+def test_after_a_kill_at_any_moment_of_a_verdict_a_healthy_engine_ends_with_the_same_bits(
+    world: Any, undisturbed: Path, monkeypatch: pytest.MonkeyPatch, healthy: bool, moment: str
+) -> None:
+    """The engine that is not healthy breaks in step 2, and what is killed there looks at the verdict on it."""
+    folder = world.attempt()
+    with monkeypatch.context() as patch:
+        break_engine(patch, step=100 if healthy else 2)
+        crash_at(patch, moment, call=1 if moment.endswith(("refuse", "diagnose")) else 2)
+        with pytest.raises(Crash):
+            run(world.config, world.inputs, folder, Job())
+    run(world.config, world.inputs, folder, Job())
+    assert files_of(folder) == files_of(undisturbed)
+
+
+def break_engine(patch: pytest.MonkeyPatch, step: int) -> None:
+    """From `step` on the engine's log-probabilities are those of another model."""
+    real = Player.play
+
+    def play(self: Player, now: int, tasks: Any) -> Any:
+        played = real(self, now, tasks)
+        played.logprobs[played.mask] -= 0.5 * (now >= step)
+        return played
+
+    patch.setattr(Player, "play", play)
+
+
+def crash_at(patch: pytest.MonkeyPatch, moment: str, call: int) -> None:
+    real, calls = resolve_name(moment), count(1)
+
+    def crash(*arguments: Any, **options: Any) -> Any:
+        if next(calls) == call:
+            raise Crash
+        return real(*arguments, **options)
+
+    patch.setattr(moment, crash)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    paths = [folder / "model" / "model.safetensors", *sorted((folder / "trajectories").glob("*.h5"))]
+    return {path.name: path.read_bytes() for path in paths}
+
+
+def test_rollouts_of_steps_that_were_trained_anew_are_played_anew_where_they_part(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a card, weights that are trained a second time are the same but for rounding; no restart may end at that."""
+    folder, real = world.attempt(), rl_run.update
+    config = world.changed(checkpoint={"every_steps": 4})
+
+    def update(learner: Learner, *others: Any) -> Any:
+        found = real(learner, *others)
+        if len(list((folder / "trajectories").iterdir())) == 3:
+            raise Crash
+        return found
+
+    def rounded(learner: Learner, *others: Any) -> Any:
+        found = real(learner, *others)
+        with torch.no_grad():
+            learner.policy.model.get_parameter("model.norm.weight").add_(0.01)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr("stages.rl.run.update", update)
+        with pytest.raises(Crash):
+            run(config, world.inputs, folder, Job())
+    first, second, third = (path.read_bytes() for path in sorted((folder / "trajectories").iterdir()))
+    monkeypatch.setattr("stages.rl.run.update", rounded)
+    run(config, world.inputs, folder, Job())
+    again = [path.read_bytes() for path in sorted((folder / "trajectories").iterdir())]
+    assert again[0] == first and again[1] != second and again[2] != third and len(again) == 4
+    assert max(read_metrics(folder)["parity"].to_pylist()) < 1e-5
+
+
+TWO_RANKS = """
+import os, signal, sys
+from pathlib import Path
+from checkpoints.manifest import NAME, Result
+from data.job import Job
+from stages.rl import parity, run
+from stages.rl.config import StageConfig
+from stages.rl.journal import Journal
+from stages.rl.rollouts import Player
+
+config, synth, sft, folder, rank, moment = sys.argv[1:]
+real_play, real_write = Player.play, Journal.write
+
+def play(self, step, tasks):
+    played = real_play(self, step, tasks)
+    if step == 2 and rank == "1" and moment == "diagnose":
+        played.logprobs[played.mask] -= 0.5
+    return played
+
+def kill(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def write(self, step, *others, **options):
+    if step == 2 and rank == "1":
+        kill()
+    real_write(self, step, *others, **options)
+
+Player.play = play
+if moment == "write":
+    Journal.write = write
+elif rank == "0":
+    parity.diagnose = kill
+job = Job(rank=int(rank), world_size=2, rendezvous=Path(folder) / "rendezvous.json")
+inputs = {"synth": Result(Path(synth) / NAME), "sft": Result(Path(sft) / NAME)}
+run.run(StageConfig.model_validate_json(config), inputs, Path(folder), job)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["diagnose", "write"])
+def test_two_ranks_of_which_one_is_killed_at_the_verdict_go_on(world: Any, start: Any, moment: str) -> None:
+    """`diagnose`: rank 1 has a broken engine, and rank 0 dies while it looks where; `write`: rank 0 alone commits."""
+    folder = world.attempt()
+    arguments = [sys.executable, "-c", TWO_RANKS, world.config.model_dump_json(), world.synth, world.sft, folder]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    ranks = [subprocess.Popen([*map(str, arguments), str(rank), moment], env=environment) for rank in range(2)]
+    assert all(process.wait(timeout=100) for process in ranks)
+    before = {path.name: path.read_bytes() for path in (folder / "trajectories").glob("step-000002*.h5")}
+    assert list(before) == ([] if moment == "diagnose" else ["step-000002-rank-0000.h5"])
+    assert [process.wait() for process in start(world.config, folder, 2)] == [0, 0]
+    assert files_of(folder).items() >= before.items() and max(read_metrics(folder)["parity"].to_pylist()) < 1e-5
 
 
 def test_what_is_trained_on_is_what_was_sampled_and_never_its_text_tokenised_again(
@@ -114,7 +260,7 @@ from pathlib import Path
 import torch
 from data.job import Job
 from data.tokenizer import load_tokenizer
-from stages.rl import engine as rl_engine
+from stages.rl.config import RLConfig
 from stages.rl.parity import Gate
 from stages.rollout.config import EngineConfig, SamplingConfig
 from stages.rollout.parity import ParityError
@@ -135,7 +281,7 @@ with distributed(job) as device:
     learner = Learner(policy, OptimizerConfig(), 0.01, 10, job)
     engine = TorchEngine(unsharded_copy(policy.model, device), 2)
     engine.update(learner.full_weights(), 1)
-    gate = Gate(learner, engine, SamplingConfig(max_new_tokens=8, slots=4), [3, 4, 3])
+    gate = Gate(learner, engine, RLConfig(sampling=SamplingConfig(max_new_tokens=8, slots=4)), [[3, 4, 3]])
 
     def check(name):
         try:
