@@ -95,6 +95,8 @@ def arguments(model: PreTrainedConfig, slots: int, memory_share: float) -> dict[
         "dtype": "float32",
         "enforce_eager": True,
         "block_size": CPU_BLOCK,
+        # A request with a seed fails when its prompt is cut: a CPU generator cannot be set back.
+        "enable_chunked_prefill": False,
         "kv_cache_memory_bytes": min(CPU_CACHE, 2 * slots * _bytes_of_sequence(model)),
     }
 

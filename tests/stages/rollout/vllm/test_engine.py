@@ -134,6 +134,14 @@ def test_the_same_seed_gives_the_same_tokens_whatever_its_neighbours(engine: Vll
     assert len({tuple(completion.tokens) for completion in together}) > SLOTS // 2
 
 
+def test_prompts_that_are_more_tokens_than_one_step_takes(engine: VllmEngine, make_model: Make, gap: Gap) -> None:
+    model = make_model(1)
+    engine.update(model.named_parameters(), 1)
+    requests = [Request([1, 5 + seed % 7, seed // 7, *[6, 7, 8] * 70], seed) for seed in range(SLOTS)]
+    completions = generate(engine, requests, SamplingConfig(max_new_tokens=4))
+    assert max(gap(model, *pair) for pair in zip(requests, completions, strict=True)) < LIMIT
+
+
 def test_a_stop_string_ends_a_completion_and_stays_in_it(
     engine: VllmEngine, make_model: Make, tokenizer: PreTrainedTokenizerFast
 ) -> None:
