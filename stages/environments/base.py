@@ -77,7 +77,7 @@ class BaseEnvironment(ABC):
         task = self._task["prompt"]
         try:
             answer = self._answer(self._task, action)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise GraderError(f"{self.name}: grading failed on the task {task!r}: {reason(error)}") from error
         if not (isinstance(answer, Answer) and all(map(isinstance, answer[:2], (str, Real)))):
             raise ValueError(
