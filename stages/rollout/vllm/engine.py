@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
@@ -83,7 +82,7 @@ class VllmEngine:
         """
         platform.prepare()
         assert isinstance(tokenizer.eos_token_id, int), "load_tokenizer has checked it"
-        self.version, self.slots = NO_WEIGHTS, slots
+        self.version, self.slots, self.progress = NO_WEIGHTS, slots, 0
         self.context: int = config.max_position_embeddings
         self.reused = 0
         """Prompt tokens so far whose keys and values were there already."""
@@ -94,7 +93,6 @@ class VllmEngine:
         self._waiting: dict[int, _Flight] = {}
         self._playing: dict[int, _Flight] = {}
         self._ended: list[tuple[int, Completion]] = []
-        self._owns_processes = not dist.is_initialized()
         self._llm: Any = start(config, type(empty).__name__, slots, memory_share)
 
     @property
@@ -170,7 +168,7 @@ class VllmEngine:
     def close(self) -> None:
         """See `Engine`."""
         if self._llm is not None:
-            stop(self._llm, self._owns_processes)
+            stop(self._llm)
             self._llm = None
 
     def _play(self, key: int) -> None:
@@ -192,6 +190,7 @@ class VllmEngine:
         if not flight.tokens:
             self.reused += answer.num_cached_tokens or 0
         assert part == flight.part, "a request that was aborted has gone on"
+        self.progress += 1
         (sampled,), (logprobs,) = output.token_ids, output.logprobs
         struck = bool(flight.strikes) and flight.strikes[0].position == len(flight.tokens)
         token = flight.strikes.popleft().token if struck else sampled

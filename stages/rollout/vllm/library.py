@@ -3,11 +3,15 @@
 import copy
 import gc
 import os
+import random
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Generator
+from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from transformers import PreTrainedConfig
@@ -23,11 +27,12 @@ def start(config: PreTrainedConfig, architecture: str, slots: int, memory_share:
     """
     described = copy.deepcopy(config)
     described.architectures = [architecture]
-    platform.compile_parts(False)
-    with tempfile.TemporaryDirectory() as folder, platform.keeping_threads():
+    with tempfile.TemporaryDirectory() as folder, platform.keeping_threads(), _keeping_random_numbers(), _processes():
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
+        _keep_group(dist.is_initialized())
+        platform.compile_parts(False)
         described.save_pretrained(Path(folder))
         arguments = EngineArgs(
             model=folder,
@@ -41,30 +46,38 @@ def start(config: PreTrainedConfig, architecture: str, slots: int, memory_share:
             async_scheduling=False,  # no step may be under way while weights change
             disable_log_stats=True,
             seed=0,
-            **_processes(),
+            distributed_executor_backend="external_launcher" if dist.is_initialized() else None,
             **platform.arguments(config, slots, memory_share),
         )
         return LLMEngine.from_engine_args(arguments)
 
 
-def stop(llm: Any, owns_processes: bool) -> None:
-    """End `llm`. Its own shutdown and finalizer would also end torch's process group, perhaps the caller's."""
+def stop(llm: Any) -> None:
+    """End `llm`, and torch's process group only if there was none at its start."""
     from vllm.distributed import parallel_state
 
-    groups: Any = parallel_state
-    finalizer = getattr(llm.engine_core, "_finalizer", None)
-    if finalizer is not None:
-        finalizer.detach()
-    llm.model_executor.shutdown()
-    groups.destroy_model_parallel()
-    if owns_processes:
-        groups.destroy_distributed_environment()
-    else:
-        groups.get_world_group().destroy()
-        groups._WORLD = None
+    llm.engine_core.shutdown()
+    parallel_state.destroy_model_parallel()
+    parallel_state.destroy_distributed_environment()
     platform.compile_parts(True)
     gc.unfreeze()  # vLLM has frozen all objects that were there at its start
     gc.collect()
+
+
+def _keep_group(theirs: bool) -> None:
+    """Let vLLM end torch's process group, at its stop or a start that failed, only if the group is not `theirs`."""
+    from vllm.distributed import parallel_state
+
+    groups: Any = parallel_state
+    destroy = getattr(groups.destroy_distributed_environment, "__wrapped__", groups.destroy_distributed_environment)
+
+    @wraps(destroy)
+    def leave() -> None:
+        if groups._WORLD:
+            groups._WORLD.destroy()
+        groups._WORLD = groups._NODE_COUNT = None
+
+    groups.destroy_distributed_environment = leave if theirs else destroy
 
 
 def delta_params(*, temperature: float, seed: int, max_tokens: int, ends: Collection[int], also: int | None) -> Any:
@@ -89,9 +102,32 @@ def delta_params(*, temperature: float, seed: int, max_tokens: int, ends: Collec
     )
 
 
-def _processes() -> dict[str, str]:
-    if not dist.is_initialized():
-        return {}
-    card = torch.cuda.current_device() if torch.cuda.is_available() else 0
-    os.environ |= {"RANK": str(dist.get_rank()), "LOCAL_RANK": str(card)}
-    return {"distributed_executor_backend": "external_launcher"}
+@contextmanager
+def _processes() -> Generator[None]:
+    """What vLLM reads of its launcher, where there is a process group: for its start only, not for child processes."""
+    ranks: dict[str, str] = {}
+    if dist.is_initialized():
+        card = torch.cuda.current_device() if torch.cuda.is_available() else 0
+        ranks = {"RANK": str(dist.get_rank()), "LOCAL_RANK": str(card)}
+    before = {name: os.environ.get(name) for name in ranks}
+    os.environ |= ranks
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _keeping_random_numbers() -> Generator[None]:
+    """The generators of the whole process, which vLLM's start seeds, are afterwards as before."""
+    ours, arrays = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_available() else []):
+        try:
+            yield
+        finally:
+            random.setstate(ours)
+            np.random.set_state(arrays)

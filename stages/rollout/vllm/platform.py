@@ -43,9 +43,11 @@ def prepare() -> None:
 def keeping_threads() -> Generator[None]:
     """`torch.set_num_threads` is as before after vLLM's start: its CPU worker makes it do nothing, for good."""
     set_num_threads, threads = torch.set_num_threads, torch.get_num_threads()
-    yield
-    torch.set_num_threads = set_num_threads
-    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads = set_num_threads
+        torch.set_num_threads(threads)
 
 
 def compile_parts(allowed: bool) -> None:
