@@ -20,7 +20,13 @@ from slurm.wait.state import Kind
 from workflow.config import INPUTS
 from workflow.paths import RunPaths
 
-SHOWN_METRICS = 3
+SHOWN_METRICS = {
+    "synth": ("rows_train", "accepted_share", "grader_errors"),
+    "sft": ("loss", "validation_loss"),
+    "rl": ("reward_first", "reward_last", "success_last"),
+    "evaluate": ("base_greedy", "sft_greedy", "rl_greedy"),
+}
+"""Of those in a stage's manifest."""
 SHOWN_WARNINGS = 3
 """The last ones of a stage; the job's log and the dashboard have all."""
 
@@ -129,8 +135,12 @@ def _attempt(paths: RunPaths, stage: str) -> Path | None:
 
 
 def _metrics(manifest: Manifest) -> str:
-    shown = [(key, value) for key, value in manifest.metrics.items() if value is not None][:SHOWN_METRICS]
-    return "\n".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in shown)
+    found = {key: manifest.metrics.get(key) for key in SHOWN_METRICS[manifest.stage]}
+    return "\n".join(
+        f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
+        for key, value in found.items()
+        if value is not None
+    )
 
 
 def lineage(paths: RunPaths, stage: str) -> Tree:

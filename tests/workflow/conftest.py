@@ -52,7 +52,7 @@ def finish_stages(arguments: list[str], *stages: str) -> None:
         attempt = take_over(request, None).folder
         for name in request.publish:
             (attempt / name).write_text("{}")
-        commit_manifest(attempt, [attempt / name for name in request.publish], {"score": 0.5})
+        commit_manifest(attempt, [attempt / name for name in request.publish], {"rl_greedy": 0.5})
         publish(request.folder, attempt, request.publish)
         accept(request.folder)
 

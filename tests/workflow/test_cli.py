@@ -55,7 +55,7 @@ def test_the_status_follows_a_number_back_to_the_seed(qianka, config, finish):
     finish(["mine.yaml"])
     result = qianka("status", "mine")
     lines = result.output.splitlines()
-    assert any(re.search(r"evaluate.*done.*score 0\.5", line) for line in lines)
+    assert any(re.search(r"evaluate.*done.*rl_greedy 0\.5", line) for line in lines)
     chain = [line.strip("└─ ").split()[0] for line in lines[lines.index("lineage") + 1 :] if "code" in line]
     assert chain == ["evaluate", "rl", "sft", "synth"]
     assert "rule engine arithmetic, seed 3" in result.output
