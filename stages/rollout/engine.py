@@ -58,6 +58,8 @@ class Engine(Protocol):
     """Of the weights that it has."""
     context: int
     """Most tokens of prompt and completion."""
+    progress: int
+    """It grows whenever tokens were generated: who waits for completions sees by it that the engine does something."""
 
     def start(self, sampling: SamplingConfig, *, greedy: bool = False, noise: float = 0.0) -> None:
         """How all requests from now on are sampled. Only while none is in flight.
@@ -126,7 +128,7 @@ def generate(
     noise: float = 0.0,
     on_progress: Callable[[int], None] | None = None,
 ) -> list[Completion]:
-    """Complete all requests, in their order. `on_progress` is told how many have ended.
+    """Complete all requests, in their order. `on_progress` is told how many have ended, when tokens were generated.
 
     Raises the ValueError of `add`, with none left in flight.
     """
@@ -135,12 +137,20 @@ def generate(
         try:
             engine.add(key, request)
         except ValueError:
-            engine.cancel(range(key))
-            engine.step()
+            cancel_all(engine, range(key))
             raise
     completions: dict[int, Completion] = {}
     while len(completions) < len(requests):
+        before = engine.progress
         completions.update(engine.step())
-        if on_progress:
+        if on_progress and engine.progress != before:
             on_progress(len(completions))
     return [completions[key] for key in range(len(requests))]
+
+
+def cancel_all(engine: Engine, keys: Iterable[int]) -> None:
+    """Cancel these requests, which are in flight, and wait until they are gone."""
+    left = set(keys)
+    engine.cancel(left)
+    while left:
+        left -= {key for key, _ in engine.step()}

@@ -31,7 +31,7 @@ class ServerEngine:
     def __init__(self, announced: Path, context: int, log: Path, process: Process | None = None) -> None:
         """For the server that is announced in `announced`; `process` is the server where this client has started it."""
         endpoint = Endpoint.read(announced)
-        self.version, self.context = NO_WEIGHTS, context
+        self.version, self.context, self.progress = NO_WEIGHTS, context, 0
         self._log, self._process, self._options = log, process, endpoint.options
         self._client = flight.FlightClient(endpoint.location)
         self._new: dict[int, Request] = {}
@@ -61,7 +61,9 @@ class ServerEngine:
             self._sent |= self._new.keys()
             writer.write_with_metadata(batch, self._order._replace(cancel=self._cancel).to_json())
             self._new, self._cancel = {}, []
-            ended = wire.read_completions(reader.read_chunk().data)
+            answer = reader.read_chunk()
+            self.progress = int(answer.app_metadata.to_pybytes())
+            ended = wire.read_completions(answer.data)
         self._sent -= {key for key, _ in ended}
         return ended
 

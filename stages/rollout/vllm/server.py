@@ -90,11 +90,11 @@ class Server(flight.FlightServerBase):
             for chunk in reader:
                 order = wire.Order.from_json(chunk.app_metadata.to_pybytes())
                 requests = wire.read_requests(chunk.data)
-                self._desk.ask(lambda engine, o=order, r=requests: self._take(engine, o, r, ended, numbers))
+                progress = self._desk.ask(lambda engine, o=order, r=requests: self._take(engine, o, r, ended, numbers))
                 completions = list(_drain(ended)) if numbers else []
                 for key, _ in completions:
                     del numbers[key]
-                writer.write_batch(wire.completions_batch(completions))
+                writer.write_with_metadata(wire.completions_batch(completions), str(progress).encode())
         finally:
             left = list(numbers.values())
             self._desk.ask(lambda engine: engine.cancel(left))
@@ -123,12 +123,14 @@ class Server(flight.FlightServerBase):
         requests: list[tuple[int, Request]],
         ended: queue.SimpleQueue[tuple[int, Completion]],
         numbers: dict[int, int],
-    ) -> None:
+    ) -> int:
+        """Take what a client orders; the engine's progress."""
         if requests:
             engine.start(order.sampling, greedy=order.greedy, noise=order.noise)
         for key, request in requests:
             numbers[key] = self._desk.add(engine, key, request, ended)
         engine.cancel(numbers[key] for key in order.cancel if key in numbers)
+        return engine.progress
 
 
 def _sleep_when_idle(engine: VllmEngine) -> bool:
