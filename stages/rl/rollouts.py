@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -14,12 +14,15 @@ from data.job import Job
 from data.rows import Row
 from data.trajectories import Trajectories
 from stages.environments.base import BaseEnvironment, GraderError
-from stages.environments.rewards import VERIFIER, Episode, Term, load_terms
+from stages.environments.processes import later, threads
+from stages.environments.rewards import VERIFIER, Episode, load_terms
 from stages.rl.config import StageConfig
 from stages.rollout.engine import Engine
 from stages.rollout.episodes import Played, Start, encode_first, play_episodes
 
 Number = TypeVar("Number", bound=np.generic)
+Terms = Callable[[], list[float | GraderError]]
+"""Gives the terms of a sample, when they are there."""
 LOGGER = logging.getLogger(__name__)
 
 
@@ -31,7 +34,7 @@ class Task(NamedTuple):
     row: Row
 
 
-class Sample(NamedTuple):
+class Rewarded(NamedTuple):
     """A played episode with its reward."""
 
     slot: int
@@ -59,9 +62,10 @@ class Player:
         self.seed, self.config = config.seed, config.rl
         self.engine, self.tokenizer, self.environment, self.job = engine, tokenizer, environment, job
         self.terms = load_terms(config.rl.rewards)
+        self.slow = any(term.is_own for term in self.terms)
 
     def play(self, step: int, tasks: Sequence[Task]) -> Trajectories:
-        """All samples of `tasks`, sample after sample, task after task.
+        """All samples of `tasks`, sample after sample, task after task. Slow terms are computed beside the engine.
 
         Raises ValueError that names the row: for one that is too long, and for a reward that is no finite number.
         """
@@ -71,53 +75,72 @@ class Player:
             prompt = encode_first(self.engine, self.tokenizer, task.row["id"], task.row["prompt"])
             seeds = [request_seed(self.seed, step, task.slot, sample) for sample in range(count)]
             starts += [Start(task.row, prompt, seed) for seed in seeds]
-        played = play_episodes(
-            self.engine,
-            self.tokenizer,
-            self.environment,
-            starts,
-            self.config.sampling,
-            on_progress=lambda ended: self.job.beat(f"step {step}: {ended} of {len(starts)} samples played"),
-        )
-        samples = [self._rewarded(tasks[place // count].slot, place % count, p) for place, p in enumerate(played)]
+        terms: dict[int, Terms] = {}
+        with threads() as pool:
+
+            def begin(place: int, played: Played) -> None:
+                terms[place] = later(pool if self.slow else None, self._terms, played)
+
+            played = play_episodes(
+                self.engine,
+                self.tokenizer,
+                self.environment,
+                starts,
+                self.config.sampling,
+                on_progress=lambda ended: self.job.beat(f"step {step}: {ended} of {len(starts)} samples played"),
+                on_end=begin,
+            )
+            samples = [
+                self._rewarded(tasks[place // count].slot, place % count, episode, terms[place])
+                for place, episode in enumerate(played)
+            ]
         return tabulate(samples, len(self.terms))
 
-    def _rewarded(self, slot: int, number: int, played: Played) -> Sample:
-        """The sample with its terms; a failure is logged and counted, NaN and infinity end the stage."""
-        start = played.start
-        name = f"row {start.task['id']}, sample {number}, seed {start.seed}"
-        room = self.engine.context - len(start.prompt)
-        limit = min(self.environment.max_turns * self.config.sampling.max_new_tokens, room)
+    def _limit(self, played: Played) -> int:
+        room = self.engine.context - len(played.start.prompt)
+        return min(self.environment.max_turns * self.config.sampling.max_new_tokens, room)
+
+    def _terms(self, played: Played) -> list[float | GraderError]:
+        """The value of each term, or how it failed. Of what a failed grader left there is nothing to compute."""
+        if played.error:
+            return [GraderError(played.error) if term.name == VERIFIER else 0.0 for term in self.terms]
         episode = Episode(
-            task=start.task,
+            task=played.start.task,
             turns=tuple(played.said),
             tokens=tuple(played.tokens),
-            limit=limit,
+            limit=self._limit(played),
             finished=played.finished,
             reward=played.reward,
             parsed=played.parsed,
         )
-        if played.error:
-            LOGGER.warning("%s: %s; the sample is left out of training", name, played.error)
-            failed = [math.nan if term.name == VERIFIER else 0.0 for term in self.terms]
-            return Sample(slot, played, limit, failed, None)
-        terms = [self._term(term, episode, name) for term in self.terms]
-        if any(math.isnan(value) for value in terms):
-            return Sample(slot, played, limit, terms, None)
-        reward = sum(term.weight * value for term, value in zip(self.terms, terms, strict=True))
-        return Sample(slot, played, limit, terms, finite(reward, f"{name}: the weighted sum of the reward terms"))
+        values: list[float | GraderError] = []
+        for term in self.terms:
+            try:
+                values.append(term(episode))
+            except GraderError as error:
+                values.append(error)
+        return values
 
-    def _term(self, term: Term, episode: Episode, name: str) -> float:
-        """The value of a term, NaN when it failed."""
-        self.job.beat(f"{name}: the reward term {term.name}")
+    def _rewarded(self, slot: int, number: int, played: Played, terms: Terms) -> Rewarded:
+        """The sample with its terms; a failure is logged and counted, NaN and infinity end the stage."""
+        name = f"row {played.start.task['id']}, sample {number}, seed {played.start.seed}"
+        self.job.beat(f"{name}: the terms of the reward")
         try:
-            value = term(episode)
-        except GraderError as error:
-            LOGGER.warning("%s: %s; the sample is left out of training", name, error)
-            return math.nan
+            found = terms()
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
-        return finite(value, f"{name}: the reward term {term.name}")
+        values: list[float] = []
+        for term, value in zip(self.terms, found, strict=True):
+            if isinstance(value, GraderError):
+                LOGGER.warning("%s: %s; the sample is left out of training", name, value)
+                values.append(math.nan)
+            else:
+                values.append(finite(value, f"{name}: the reward term {term.name}"))
+        if played.error or any(isinstance(value, GraderError) for value in found):
+            return Rewarded(slot, played, self._limit(played), values, None)
+        reward = sum(term.weight * value for term, value in zip(self.terms, values, strict=True))
+        finite(reward, f"{name}: the weighted sum of the reward terms")
+        return Rewarded(slot, played, self._limit(played), values, reward)
 
 
 def finite(value: float, what: str) -> float:
@@ -132,7 +155,7 @@ def request_seed(seed: int, step: int, slot: int, sample: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}/{step}/{slot}/{sample}".encode()).digest()[:8]) >> 1
 
 
-def tabulate(samples: Sequence[Sample], num_terms: int) -> Trajectories:
+def tabulate(samples: Sequence[Rewarded], num_terms: int) -> Trajectories:
     """One sequence for each sample: the prompt, and then turns of the policy and observations between them."""
     played = [sample.played for sample in samples]
     # The parts of all sequences in their order, those of the policy marked.

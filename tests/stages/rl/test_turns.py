@@ -22,7 +22,7 @@ from data.trajectories import read_trajectories
 from stages.environments.config import GuessConfig
 from stages.environments.registry import make
 from stages.rl.config import StageConfig
-from stages.rl.rollouts import Sample, tabulate
+from stages.rl.rollouts import Rewarded, tabulate
 from stages.rl.run import run
 from stages.rollout import episodes
 from stages.rollout.engine import Completion
@@ -129,7 +129,7 @@ def test_the_table_has_every_token_in_its_place(
             completions.append(Completion(said, logprobs, np.full(len(said), number, np.int32), "stop"))
             count += len(said)
         played = Played(start, [seen for seen, _ in turns[1:]], completions, finished=finished)
-        samples.append(Sample(number // 2, played, 9, [0.5, 1.5], reward))
+        samples.append(Rewarded(number // 2, played, 9, [0.5, 1.5], reward))
     table = tabulate(samples, 2)
     assert table.logprobs[table.mask].tolist() == [-place - 1.0 for place in range(count)]
     assert not table.logprobs[~table.mask].any() and (table.versions[~table.mask] == -1).all()

@@ -1,9 +1,11 @@
 """Episodes of several turns, by the real torch engine: the environment is scripted, the policy is not."""
 
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from data.packing import pack_masked
 from data.tokenizer import character_tokenizer
 from stages.environments.base import Answer, BaseEnvironment, Task
-from stages.rl.rollouts import Sample, tabulate
+from stages.rl.rollouts import Rewarded, tabulate
 from stages.rollout.config import SamplingConfig
 from stages.rollout.engine import Completion, Request, generate
 from stages.rollout.episodes import Played, Start, play_episodes, turn_seed
@@ -55,6 +57,26 @@ class Talk(BaseEnvironment):
         return Answer("" if turn == 3 else f"{turn};", float(turn), turn == 3, "a" in action)
 
 
+class Slow(Talk):
+    """Takes a while for each turn, and never twice the same."""
+
+    cpu_seconds = 1
+
+    def _answer(self, task: Task, action: str) -> Any:
+        time.sleep(random.random() / 50)
+        return self.answer(task, action)
+
+
+class Idle(TorchEngine):
+    """Does nothing in the 98 steps after the first one."""
+
+    steps = 0
+
+    def step(self) -> list[tuple[int, Completion]]:
+        self.steps += 1
+        return [] if 1 < self.steps < 100 else super().step()
+
+
 def engine(context: int = 64) -> TorchEngine:
     torch.manual_seed(1)
     shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -80,11 +102,15 @@ STARTS = [start(number) for number in range(20)]
 
 
 def play(
-    player: TorchEngine, starts: Sequence[Start] = STARTS, heard: list[tuple[str, int]] | None = None, slots: int = 8
+    player: TorchEngine,
+    starts: Sequence[Start] = STARTS,
+    heard: list[tuple[str, int]] | None = None,
+    slots: int = 8,
+    kind: type[Talk] = Talk,
 ) -> list[Played]:
     sampling = SamplingConfig(max_new_tokens=8, slots=slots)
     progress: list[int] = []
-    environment = Talk([] if heard is None else heard)
+    environment = kind([] if heard is None else heard)
     played = play_episodes(player, TOKENIZER, environment, starts, sampling, on_progress=progress.append)
     assert progress == sorted(progress) and progress[-1] == len(starts)
     return played
@@ -106,7 +132,7 @@ def test_an_episode_of_three_turns_has_its_tokens_mask_and_versions() -> None:
     assert whole.answered == ["1;", "2;"] and all(completion.tokens[-1] == EOS for completion in whole.completions)
     assert whole.text == "\n".join([whole.said[0], "1;", whole.said[1], "2;", whole.said[2]])
 
-    table = tabulate([Sample(0, whole, 24, [6.0], 6.0)], 1)
+    table = tabulate([Rewarded(0, whole, 24, [6.0], 6.0)], 1)
     one, two, three = (completion.tokens for completion in whole.completions)
     first, second = (
         [TOKENIZER.convert_tokens_to_ids(c) for c in "1;"],
@@ -124,7 +150,7 @@ def test_an_episode_of_three_turns_has_its_tokens_mask_and_versions() -> None:
 def test_log_probabilities_of_all_turns_are_those_of_the_policy() -> None:
     player = engine()
     episodes = play(player)
-    table = tabulate([Sample(0, episode, 24, [0.0], 0.0) for episode in episodes], 1)
+    table = tabulate([Rewarded(0, episode, 24, [0.0], 0.0) for episode in episodes], 1)
     assert {1, 2, 3} == set(table.turns.tolist())
     with torch.no_grad():
         found = Policy(player.model)(pack_masked([table.sequence(index) for index in range(len(table))])).logprobs
@@ -211,3 +237,66 @@ def test_a_turn_as_long_as_all_before_it_may_end_with_its_first_token() -> None:
     while len(found) < 8:
         found.update(player.step())
     assert [len(found[key].tokens) for key in range(8)] == [6, 1, *[6] * 6]
+
+
+@pytest.mark.parametrize("turns", [1, 3])
+def test_a_slow_environment_changes_no_bit(monkeypatch: pytest.MonkeyPatch, turns: int) -> None:
+    monkeypatch.setattr(Talk, "max_turns", turns)
+    once, again, quick = play(engine(), kind=Slow), play(engine(), kind=Slow), play(engine())
+    assert any(len(episode.completions) == turns and not episode.error for episode in once)
+    for one, other, fast in zip(once, again, quick, strict=True):
+        assert sequence(one) == sequence(other) == sequence(fast) and one.reward == other.reward == fast.reward
+        for left, right in zip(one.completions, other.completions, strict=True):
+            assert np.array_equal(left.logprobs, right.logprobs)
+
+
+def test_a_slow_environment_grades_several_while_the_engine_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    class Busy(Slow):
+        max_turns = 1
+
+        def _answer(self, task: Task, action: str) -> Any:
+            events.append("begin")
+            time.sleep(0.05)
+            events.append("end")
+            return self.answer(task, action)
+
+    player = engine()
+    step = player.step
+    monkeypatch.setattr(player, "step", lambda: [events.append("step"), step()][1])
+    play(player, kind=Busy, slots=4)
+    place = events.index("begin")
+    assert "step" in events[place : events.index("end")]
+    assert any(one == other == "begin" for one, other in pairwise([event for event in events if event != "step"]))
+
+
+def test_an_engine_that_does_nothing_is_no_progress() -> None:
+    model, told, sampling = engine().model, list[int](), SamplingConfig(max_new_tokens=40)
+    asked = [Request([1, 3], seed) for seed in range(9)]
+    for play_some in (
+        lambda player: play_episodes(player, TOKENIZER, Talk([]), STARTS, sampling, on_progress=told.append),
+        lambda player: generate(player, asked, sampling, on_progress=told.append),
+    ):
+        told.clear()
+        play_some(TorchEngine(model, EOS))
+        busy, idle = [*told], Idle(model, EOS)
+        told.clear()
+        play_some(idle)
+        assert idle.steps >= 100 and told == busy
+
+
+@pytest.mark.parametrize(
+    "answer", [Answer(None, 0.0, False, True), Answer(5, 0.0, False, True), ("1;", 0.0), Answer("", None, True, True)]
+)
+def test_what_is_no_answer_names_the_row_and_leaves_the_engine_idle(
+    monkeypatch: pytest.MonkeyPatch, answer: Any
+) -> None:
+    monkeypatch.setattr(Talk, "answer", lambda self, task, action: answer)
+    player, played = engine(), []
+    with pytest.raises(
+        ValueError, match=r"row row-\d+: talk gives .* on the task .*, but `answer` must return an Answer"
+    ):
+        played = play(player)
+    monkeypatch.undo()
+    assert not played and len(play(player)) == len(STARTS)
