@@ -14,6 +14,7 @@ from stages.trainer.architecture import random_model
 from stages.trainer.attention import hidden_states
 from stages.trainer.config import ModelConfig
 from stages.trainer.folder import folder_model
+from stages.trainer.linear import use_onednn
 from stages.trainer.logprobs import token_distribution
 from stages.trainer.packed import PackedInputs
 
@@ -47,6 +48,7 @@ class Policy(nn.Module):
             # The policy that is trained is the one that is sampled from, so no part of it may be random.
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
+        use_onednn(self)
 
     def forward(
         self, packed: Packed | PackedInputs, *, entropy: bool = False, values: bool = False, temperature: float = 1.0
