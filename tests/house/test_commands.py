@@ -95,7 +95,8 @@ def check_config(arguments: list[str]) -> None:
     files = [argument for argument in arguments if not is_override(argument)]
     for file in files:
         assert exists(file), file
-    load([*(str(ROOT / file) for file in files if (ROOT / file).exists()), *filter(is_override, arguments)])
+    overrides = [word for word in arguments if is_override(word) and word != "rl.algorithm=mine.yaml"]
+    load([*(str(ROOT / file) for file in files if (ROOT / file).exists()), *overrides])
 
 
 @cache

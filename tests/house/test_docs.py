@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from stages.algorithms.load import load_algorithm
+
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 PACKAGES = ("workflow", "slurm", "stages", "data", "checkpoints")
@@ -40,6 +42,17 @@ def test_every_document_can_be_reached_from_the_readme():
         found = {(document.parent / link.partition("#")[0]).resolve() for link in links if not link.startswith("http")}
         ahead += [path for path in found - seen - set(ahead) if path.suffix == ".md"]
     assert set(DOCUMENTS) - seen == set()
+
+
+def test_algorithms_that_are_shown_whole_can_be_run(tmp_path):
+    shown = [fence for document in DOCUMENTS for fence in FENCE.findall(document.read_text())]
+    whole = [
+        fence.split("\n", 1)[1].removesuffix("```") for fence in shown if fence.startswith("```yaml\ndescription:")
+    ]
+    assert len(whole) >= 2
+    for text in whole:
+        (tmp_path / "shown.yaml").write_text(text)
+        load_algorithm(str(tmp_path / "shown.yaml"))
 
 
 def readme_tree() -> dict[str, bool]:
