@@ -131,7 +131,6 @@ from checkpoints.manifest import NAME, Result
 from data.job import Job
 from stages.rl.config import StageConfig
 from stages.rl.run import run
-from stages.rl.run import run
 
 config, synth, sft, folder, rank, world_size = sys.argv[1:]
 job = Job(rank=int(rank), world_size=int(world_size), rendezvous=Path(folder) / "rendezvous.json")
@@ -142,16 +141,18 @@ run(StageConfig.model_validate_json(config), inputs, Path(folder), job)
 
 @pytest.fixture
 def start(world: World) -> Callable[..., list[subprocess.Popen[bytes]]]:
-    """`start(config, folder, world_size)` starts the stage's ranks as processes of their own."""
+    """`start(config, folder, world_size)` starts the stage's ranks as processes of their own; `before` is run first."""
 
-    def started(config: StageConfig, folder: Path, world_size: int = 1) -> list[subprocess.Popen[bytes]]:
+    def started(
+        config: StageConfig, folder: Path, world_size: int = 1, of: World = world, before: str = ""
+    ) -> list[subprocess.Popen[bytes]]:
         arguments = [
             sys.executable,
             "-c",
-            PROGRAM,
+            before + PROGRAM,
             config.model_dump_json(),
-            str(world.synth),
-            str(world.sft),
+            str(of.synth),
+            str(of.sft),
             str(folder),
         ]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}

@@ -15,7 +15,7 @@ from stages.environments.rows import Rows
 from stages.rl.run import run
 
 OWN = """
-import math
+import math, os, time
 from stages.environments.rewards import Episode
 
 
@@ -41,6 +41,18 @@ def undefined(episode: Episode) -> float:
 
 def large(episode: Episode) -> float:
     return 1e39
+
+
+def crashing(episode: Episode) -> float:
+    return os.abort() if episode.completion.startswith("0") else 1.0
+
+
+def slow(episode: Episode, *, log: str) -> float:
+    began = time.time()
+    time.sleep(0.1)
+    with open(log, "a") as file:
+        file.write(f"{began} {time.time()}\\n")
+    return episode.completion.count("0")
 """
 
 
@@ -112,6 +124,29 @@ def test_a_sample_of_which_a_term_failed_is_left_out_and_counted(
     assert metrics["reward/fragile_mean"] == 1 and metrics["grader_failures"] == failed.sum()
     assert f"row {table.prompt_ids[np.flatnonzero(failed)[0]]}, sample" in caplog.text
     assert "the reward term fragile failed: ZeroDivisionError" in caplog.text
+
+
+def test_a_term_that_crashes_leaves_out_its_sample_and_not_the_job(
+    world: Any, own: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    table, _ = read(play(world, {"term": "verifier"}, {"term": f"{own}:crashing"}))
+    failed = np.array([text.startswith("0") for text in texts(table)])
+    assert 0 < failed.sum() < 8 and (~table.graded).tolist() == failed.tolist()
+    assert "the reward term crashing failed: its process crashed" in caplog.text
+
+
+def test_slow_terms_are_computed_side_by_side_and_their_order_changes_nothing(
+    world: Any, own: str, tmp_path: Path
+) -> None:
+    rewards = {"term": "verifier"}, {"term": f"{own}:slow", "values": {"log": str(tmp_path / "log")}}
+    once, again = (play(world, *rewards) for _ in range(2))
+    spans = [tuple(map(float, line.split())) for line in (tmp_path / "log").read_text().splitlines()]
+    assert len(spans) == 32
+    assert max(sum(one[0] < other[1] and other[0] < one[1] for other in spans) for one in spans) > 2
+    table = read(once)[0]
+    assert table.terms[:, 1].tolist() == [text.count("0") for text in texts(table)]
+    name = "trajectories/step-000001-rank-0000.h5"
+    assert (once / name).read_bytes() == (again / name).read_bytes()
 
 
 def test_a_term_that_always_fails_ends_the_run_and_is_named(world: Any, own: str) -> None:

@@ -1,6 +1,7 @@
 """The stage on an environment of several turns: what is stored, learned from and resumed, and the table's builder."""
 
 import re
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from data.metrics import read_metrics
 from data.rows import SCHEMA, row_id
 from data.shards import write_shard
 from data.tokenizer import character_tokenizer, decode
-from data.trajectories import read_trajectories
+from data.trajectories import Trajectories, read_trajectories
 from stages.environments.config import GuessConfig
 from stages.environments.registry import make
 from stages.rl.config import StageConfig
@@ -108,6 +109,47 @@ def test_a_kill_between_two_turns_changes_nothing(
         run(game.config, game.inputs, folder, Job())
     run(game.config, game.inputs, folder, Job())
     assert contents(folder) == contents(played)
+
+
+KILL = """
+import os, signal
+from stages.rollout import episodes
+
+real, calls = episodes.encode_observation, 0
+
+def encode(*arguments):
+    global calls
+    calls += 1
+    if calls == 9:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(*arguments)
+
+episodes.encode_observation = encode
+"""
+
+
+def test_a_process_that_is_killed_between_two_turns_goes_on_with_the_same_bits(
+    game: Any, start: Any, played: Path
+) -> None:
+    folder = game.attempt()
+    (killed,) = start(game.config, folder, of=game, before=KILL)
+    assert killed.wait() == -signal.SIGKILL and not list(folder.glob("trajectories/*-rank-0000.h5"))
+    (again,) = start(game.config, folder, of=game)
+    assert again.wait() == 0 and contents(folder) == contents(played)
+
+
+def test_two_ranks_play_the_episodes_of_one(game: Any, start: Any, played: Path) -> None:
+    folder = game.attempt()
+    assert [process.wait() for process in start(game.config, folder, 2, of=game)] == [0, 0]
+    whole = read_trajectories(played / "trajectories" / "step-000001-rank-0000.h5")[0]
+    parts = [read_trajectories(folder / "trajectories" / f"step-000001-rank-000{rank}.h5")[0] for rank in (0, 1)]
+    joined = Trajectories.joined(parts)
+    both = joined.pick(np.argsort(joined.groups, kind="stable"))
+    assert both.turns.max() > 1
+    for name in ("tokens", "mask", "versions", "offsets", "groups", "seeds", "rewards", "terms", "finished", "limits"):
+        assert np.array_equal(getattr(both, name), getattr(whole, name)), name
+    np.testing.assert_allclose(both.logprobs, whole.logprobs, atol=1e-5)
+    assert read_metrics(played)["turns"][0] == read_metrics(folder)["turns"][0]
 
 
 IDS = st.lists(st.integers(3, 9), min_size=1, max_size=4)
