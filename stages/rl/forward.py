@@ -74,14 +74,19 @@ class Forward:
         # From the order of the micro-batches back to that of the samples.
         places = np.concatenate([np.arange(0), *(token_places(samples.sizes, part) for part in parts)])
         order = torch.from_numpy(np.argsort(places)).to(samples.device)
-        return {role: _joined(outputs, order) for role, outputs in said.items()}
+        return {role: _joined(outputs, order, self.readers[role][1]) for role, outputs in said.items()}
 
 
-def _joined(outputs: list[TokenOutputs], order: Tensor) -> PolicyOutputs:
+def _joined(outputs: list[TokenOutputs], order: Tensor, wanted: frozenset[str]) -> PolicyOutputs:
+    """Of all micro-batches; of none, when no rank has a graded sample, what is `wanted` is empty."""
+    nothing = torch.zeros(0, device=order.device)
+    if not outputs:
+        return PolicyOutputs(nothing, *(nothing if name in wanted else None for name in ("entropy", "values")))
+
     def joined(columns: list[Tensor | None]) -> Tensor | None:
         there = [column for column in columns if column is not None]
         return torch.cat(there)[order] if there else None
 
     logprobs, entropy, values = (joined(list(columns)) for columns in zip(*outputs, strict=True))
-    assert logprobs is not None, "there is at least one sample on one of the ranks"
+    assert logprobs is not None, "the policy always gives log-probabilities"
     return PolicyOutputs(logprobs, entropy, values)

@@ -223,6 +223,26 @@ def test_what_would_have_taught_something_must_not_be_left_out(
     make_experience(policy, weightless, played(one_rank, REWARDS), RL, policy)
 
 
+@pytest.mark.slow
+def test_every_rank_says_so_when_only_one_has_what_must_not_be_left_out(
+    world: Any, start: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One prompt with one sample: it is as good as its group, and the second rank has none."""
+    text = "skip_where_zero: centred\n" + FILE.replace("MEAN", "token_mean").replace("WEIGHT", "0.1")
+    algorithm(tmp_path, "with_kl", text)
+    config = world.changed(algorithm=str(tmp_path / "with_kl.yaml"), prompts_per_step=1, samples_per_prompt=1)
+    assert [process.wait() for process in start(config, world.attempt(), 2)] == [1, 1]
+    assert capfd.readouterr().err.count("ValueError: the algorithm with_kl: skip_where_zero") == 2
+
+
+@pytest.mark.parametrize("name", ["ppo", "reinforce_pp", "decoupled_ppo", "dapo"])
+def test_when_no_sample_was_graded_the_experience_is_empty(name: str, one_rank: Job) -> None:
+    loaded, ungraded = load_algorithm(name), replace(played(one_rank, REWARDS), graded=np.zeros(16, np.bool_))
+    policy = load_policy(MODEL, 0, value_head=loaded.needs_values)
+    experience = make_experience(policy, loaded, ungraded, RL, policy)
+    assert len(experience.keep) == 0 and experience.metrics["tokens_trained"] == 0
+
+
 def test_dynamic_sampling_drops_and_does_not_save_time(one_rank: Job, folder: Path) -> None:
     """DAPO (eq. 11): the token mean is over the samples of the prompts that were kept."""
     learner = Learner(load_policy(folder, 0), OptimizerConfig(), 1e-3, 9, one_rank)
