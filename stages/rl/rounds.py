@@ -103,10 +103,11 @@ class Rounds:
         on a card are the same but for rounding, and are played anew where they part.
         """
         found = self.journal.read(step, number, version, {task.slot: task.row["id"] for task in tasks})
-        trajectories = found or self.player.play(step, tasks)
+        trajectories = self.player.play(step, tasks) if found is None else found
         verdict = self.gate.compare(trajectories, step, version)
         if not verdict.passes and step > self.first + 1 and any_rank(found is not None):
-            trajectories, found = self.player.play(step, tasks) if found else trajectories, None
+            trajectories = trajectories if found is None else self.player.play(step, tasks)
+            found = None
             verdict = self.gate.compare(trajectories, step, version)
         if found is None:
             self.journal.write(step, number, version, trajectories, refused=not verdict.passes)
