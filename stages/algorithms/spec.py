@@ -103,8 +103,7 @@ def operator_files(path: Path, spec: AlgorithmSpec) -> list[Path]:
 
 def _problem(path: Path, problem: Any) -> str:
     location = [str(part) for part in problem["loc"]]
-    text = f"{path}: {'.'.join(location)}: {problem['msg'].lower()}"
-    if problem["type"] == "extra_forbidden":
-        spec = AlgorithmSpec if len(location) == 1 else NodeSpec
-        text += f"; the keys are {', '.join(spec.model_fields)}"
-    return text
+    if problem["type"] != "extra_forbidden":
+        return f"{path}: {'.'.join(location)}: {problem['msg'].lower()}"
+    keys = (AlgorithmSpec if len(location) == 1 else NodeSpec).model_fields
+    return f"{path}: {'.'.join(location)}: unknown key{near(location[-1], keys)}; the keys are {', '.join(keys)}"

@@ -173,9 +173,9 @@ def _shipped(name: str) -> Function:
     if name in TERMS:
         return TERMS[name]
     near = get_close_matches(name, TERMS, n=3)
-    meant = f"did you mean {' or '.join(near)}? " if near else ""
+    meant = f"; did you mean {' or '.join(near)}?" if near else ""
     shipped = ", ".join(TERMS)
-    raise ValueError(f"there is no term {name!r}; {meant}The terms are {shipped}, or your own: FILE.py:FUNCTION")
+    raise ValueError(f"there is no term {name!r}{meant}; the terms are {shipped}, or your own: FILE.py:FUNCTION")
 
 
 @cache

@@ -175,7 +175,7 @@ MISTAKES: dict[str, tuple[Change, str]] = {
         put("experience", "ratio", operator="group_mean", takes={"of": "length"}),
         r"ratio: is in experience and in update",
     ),
-    "unknown key": (top(minibatch=3), r"minibatch: extra inputs are not permitted; the keys are description, settings"),
+    "unknown key": (top(minibatch=3), r"minibatch: unknown key; did you mean minibatches\?; the keys are descri"),
     "unknown key of a node": (
         put("update", "ratio", inputs={}),
         r"update\.ratio\.inputs: .*; the keys are operator, takes, values",
