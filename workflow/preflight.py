@@ -1,5 +1,6 @@
 """What can be found wrong before a node is asked for. Knows no torch."""
 
+import json
 import math
 import os
 import shutil
@@ -18,6 +19,8 @@ from workflow.config import INPUTS, RunConfig
 from workflow.paths import RunPaths
 
 CHECKED_ROWS = 1000
+CARDS = ("/dev/nvidiactl", "/dev/mxcd")
+"""One of them is there on a machine with cards."""
 
 
 def check_config(run: RunConfig) -> None:
@@ -78,12 +81,30 @@ def check_rewards(run: RunConfig) -> None:
 
 
 def check_engine(run: RunConfig) -> None:
-    """There is a vLLM, if it is to generate on this machine. Nodes may have one that the login node has not."""
-    if run.engine.name != "torch" and choose_executor(run.slurm) == "local" and find_spec("vllm") is None:
+    """A vLLM that is to generate on this machine is there and can run the model. Nodes may have one of their own."""
+    if run.engine.name == "torch" or choose_executor(run.slurm) != "local":
+        return
+    if find_spec("vllm") is None:
         raise ValueError(
             f"engine.name is {run.engine.name}, but there is no vllm here; on a machine without cards install it with "
             "`pip install '.[vllm]'` (docs/engines.md), or take engine.name=torch"
         )
+    size = head_size(run)
+    if size is not None and not any(Path(device).exists() for device in CARDS):
+        from stages.rollout.vllm.heads import check_cpu_heads
+
+        check_cpu_heads(size)
+
+
+def head_size(run: RunConfig) -> int | None:
+    """Of the model's attention; None where its config.json does not tell."""
+    sizes = run.model.architecture
+    if not run.model.folder:
+        return sizes.hidden_size // sizes.num_heads
+    config = json.loads((Path(run.model.folder) / "config.json").read_text())
+    if "hidden_size" in config and config.get("num_attention_heads"):
+        return config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    return None
 
 
 def check_resources(run: RunConfig) -> None:

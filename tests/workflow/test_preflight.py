@@ -9,6 +9,10 @@ from workflow.config import load
 from workflow.preflight import check_config, check_folder, check_minutes
 
 
+OF_32 = ("model.architecture.num_heads=3", "model.architecture.num_key_value_heads=1")
+"""Heads of a size that vLLM has on a CPU."""
+
+
 def refused(*arguments: str) -> str:
     with pytest.raises(ValueError) as caught:
         check_config(load([*arguments, "slurm.executor=local"]))
@@ -45,11 +49,33 @@ def test_a_broken_file_of_harder_rows_is_named_by_its_own_key(here):
 
 
 def test_a_vllm_that_is_not_there_is_named_with_the_way_out(here, monkeypatch):
-    check_config(load(["engine.name=vllm", "slurm.executor=local"]))
+    check_config(load(["engine.name=vllm", "slurm.executor=local", *OF_32]))
     monkeypatch.setattr(preflight, "find_spec", lambda name: None)
     message = refused("engine.name=vllm_server")
     assert "engine.name is vllm_server, but there is no vllm here" in message
     assert "pip install" in message and "engine.name=torch" in message
+
+
+def test_the_command_of_the_engines_document_passes_on_a_machine_without_cards(monkeypatch):
+    monkeypatch.setattr(preflight, "CARDS", ())
+    root = Path(__file__).parents[2]
+    text = (root / "docs" / "engines.md").read_text()
+    (command,) = [line for line in text.splitlines() if line.startswith("qianka run")]
+    config, *overrides = command.split()[2:]
+    check_config(load([str(root / config), *overrides, "slurm.executor=local"]))
+
+
+def test_heads_that_vllm_on_a_cpu_has_not_are_refused_before_the_run(here, monkeypatch):
+    monkeypatch.setattr(preflight, "CARDS", ())
+    assert "no attention for heads of size 24" in refused("engine.name=vllm", "slurm.executor=local")
+    folder = here / "model"
+    folder.mkdir()
+    (folder / "a.safetensors").touch()
+    (folder / "config.json").write_text('{"hidden_size": 64, "num_attention_heads": 4}')
+    message = refused("engine.name=vllm", "slurm.executor=local", "model.folder=model")
+    assert "no attention for heads of size 16" in message and "engine.name=torch" in message
+    (folder / "config.json").write_text('{"hidden_size": 64, "num_attention_heads": 4, "head_dim": 128}')
+    check_config(load(["engine.name=vllm", "slurm.executor=local", "model.folder=model"]))
 
 
 def test_an_unknown_algorithm_lists_the_shipped_ones(here):

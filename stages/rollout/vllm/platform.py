@@ -5,19 +5,23 @@ stays as it is. Known from vLLM's own code and, for MetaX, from that of the vend
 """
 
 import os
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 from transformers import PreTrainedConfig
 
+from stages.rollout.vllm.heads import check_cpu_heads
+
 GIB = 2**30
+LEAST = (0, 20)
+"""Version of vLLM: the first of which the sources show every argument and method that is used here."""
 CPU_BLOCK = 32
 """Tokens of a block of keys and values on a CPU: kernels want multiples of 32, and only whole blocks are shared."""
-CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-"""Sizes of a head for which vLLM's CPU build has attention (0.32.0)."""
 CPU_CACHE = 4 * GIB
 """At most, for keys and values in a CPU's memory."""
 ALL = {
@@ -32,11 +36,23 @@ CPU = {
 
 
 def prepare() -> None:
-    """Set the environment of this process for vLLM. Raises ValueError when vLLM is not installed."""
+    """Set the environment of this process for vLLM. Raises ValueError when vLLM is not installed, or too old."""
     if find_spec("vllm") is None:
         raise ValueError(missing())
     for name, value in (ALL | ({} if torch.cuda.is_available() else CPU)).items():
         os.environ.setdefault(name, value)
+    check_version(import_module("vllm").__version__)
+
+
+def check_version(found: str) -> None:
+    """Raise ValueError when vLLM `found` is too old; one that does not tell its version is believed."""
+    numbers = re.match(r"(\d+)\.(\d+)", found)
+    if numbers and tuple(map(int, numbers.groups())) < LEAST:
+        least = ".".join(map(str, LEAST))
+        raise ValueError(
+            f"engine.name: vLLM here is {found}, and Qianka needs {least} or newer (on MetaX cards vLLM-metax {least}, "
+            "which came with MACA 3.7.0; docs/engines.md); install a newer one, or take engine.name=torch"
+        )
 
 
 @contextmanager
@@ -88,11 +104,7 @@ def arguments(model: PreTrainedConfig, slots: int, memory_share: float) -> dict[
             # C500 hung in torch.cuda.Stream(); capturing graphs needs streams (docs/engines.md).
             "enforce_eager": is_metax(),
         }
-    if _head_size(model) not in CPU_HEADS:
-        raise ValueError(
-            f"engine.name: vLLM on a CPU has no attention for heads of size {_head_size(model)}, only for "
-            f"{', '.join(map(str, CPU_HEADS))}; take engine.name=torch, or another model"
-        )
+    check_cpu_heads(_head_size(model))
     return {
         "dtype": "float32",
         "enforce_eager": True,

@@ -16,3 +16,16 @@ def test_a_vllm_that_is_not_there_is_refused_with_the_way_out(monkeypatch: pytes
     monkeypatch.setattr(platform, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"no vllm in this environment.*engine.name=torch"):
         platform.prepare()
+
+
+@pytest.mark.parametrize("found", ["0.10.2", "0.11.0+metax3.3", "0.19.1.dev3"])
+def test_a_vllm_that_is_too_old_is_refused_with_both_versions(found: str) -> None:
+    with pytest.raises(ValueError) as error:
+        platform.check_version(found)
+    assert f"vLLM here is {found}, and Qianka needs 0.20 or newer" in str(error.value)
+    assert "engine.name=torch" in str(error.value)
+
+
+@pytest.mark.parametrize("found", ["0.20.0", "0.21.0+metax3.7.1", "0.32.0", "1.0", "dev"])
+def test_a_vllm_that_is_new_enough_or_tells_no_version_is_taken(found: str) -> None:
+    platform.check_version(found)
