@@ -153,7 +153,7 @@ def lineage(paths: RunPaths, stage: str) -> Tree:
 def _grow(tree: Tree, paths: RunPaths, stage: str, wanted: str) -> None:
     """Add the stage and what it read; each stage names its inputs by the digest of their manifests."""
     if not paths.manifest(stage).exists():
-        tree.add(Text(f"{stage} {wanted[:12]}: no longer here"))
+        tree.add(Text(f"{stage} {wanted[:12]}: not published now"))
         return
     try:
         result = Result(paths.manifest(stage))

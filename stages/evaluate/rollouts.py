@@ -81,8 +81,8 @@ def _shown(
         (bool(by[0]), said) for by, said in zip(np.split(mask, cuts), np.split(tokens, cuts), strict=True) if len(by)
     ]
     return {
-        "reward": float(played.rewards[index]),
-        "terms": {name: float(value) for name, value in zip(names, played.terms[index], strict=True)},
+        "reward": float(played.rewards[index]) + 0.0,  # -0.0 is shown as 0
+        "terms": {name: float(value) + 0.0 for name, value in zip(names, played.terms[index], strict=True)},
         "finished": bool(played.finished[index]),
         "tokens": int(mask.sum()),
         "parts": [{"policy": policy, "text": _text(tokenizer, said)} for policy, said in turns],
