@@ -102,7 +102,7 @@ def call(function: Callable[..., Result], *arguments: Any, cpu_seconds: int = CP
         IDLE.append(process)
 
 
-def reason(error: Exception) -> str:
+def reason(error: BaseException) -> str:
     """What failed, in words."""
     return str(error) if isinstance(error, CallError) else f"{type(error).__name__}: {error}"
 

@@ -13,9 +13,9 @@ from difflib import get_close_matches
 from functools import cache, partial
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 
 from data.own_code import load_source, read_source
 from data.values import typed
@@ -59,6 +59,8 @@ VERIFIER = "verifier"
 
 Function = Callable[..., float]
 
+Share = Annotated[float, Field(gt=0, le=1)]
+
 TERMS: dict[str, Function] = {}
 """The shipped terms by name."""
 
@@ -88,18 +90,20 @@ def finished(episode: Episode) -> float:
 
 
 @term
-def overlong(episode: Episode, *, buffer: PositiveInt) -> float:
-    """Soft overlong punishment, -1 to 0: falls from 0 to -1 over the last `buffer` tokens before the limit.
+def overlong_penalty(episode: Episode, *, buffer_share: Share = 0.2) -> float:
+    """Soft overlong punishment, -1 to 0: falls from 0 to -1 over the last buffer_share x limit tokens before the limit.
 
-    DAPO (arXiv 2503.14476), eq. 13, with L_max = limit and L_cache = buffer.
+    DAPO (arXiv 2503.14476), eq. 13, with L_max = limit and L_cache = buffer_share x limit; the operator of this name
+    is the same.
     """
+    buffer = buffer_share * episode.limit
     return min(0.0, (episode.limit - buffer - episode.num_tokens) / buffer)
 
 
 @term
-def length(episode: Episode) -> float:
-    """Minus the number of tokens, so the weight is the price of a token."""
-    return -float(episode.num_tokens)
+def length_penalty(episode: Episode) -> float:
+    """Minus the share of the limit, -1 to 0: each token costs the same. The operator of this name is the same."""
+    return -episode.num_tokens / episode.limit
 
 
 @term

@@ -16,6 +16,10 @@ from stages.environments.rewards import Episode
 
 def brevity(episode: Episode, *, words: int = 3) -> float:
     return -float(len(episode.completion.split()) > words)
+
+
+def bare(episode: Episode, *, words: int) -> float:
+    return 0.0
 """
 CONFIG = """
 slurm: {executor: local}
@@ -69,7 +73,7 @@ def test_a_change_of_the_file_makes_rl_run_again_and_nothing_else(file: Path) ->
     ("rewards", "message"),
     [
         ("[{term: verifer}]", r"rl.rewards\[0\]: there is no term 'verifer'; did you mean verifier"),
-        ("[{term: verifier}, {term: overlong}]", r"rl.rewards\[1\]: overlong needs the value 'buffer'"),
+        ("[{term: verifier}, {term: configs/my_rewards.py:bare}]", r"rl.rewards\[1\]: bare needs the value 'words'"),
         ("[{term: my_reward.py:brevity}]", r"my_reward.py: No such file"),
         ("[{term: configs/my_rewards.py:brevty}]", "has no function 'brevty'; did you mean brevity"),
         ("[]", "rl.rewards is empty"),

@@ -3,9 +3,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stages.algorithms.penalties import length_penalty, overlong_penalty
 from stages.environments.base import GraderError
 from stages.environments.config import RewardConfig
 from stages.environments.rewards import TERMS, Episode, Term, load_terms
@@ -33,12 +35,22 @@ def test_form_is_rewarded_without_looking_at_the_answer() -> None:
 
 def test_the_overlong_punishment_is_equation_13_of_dapo() -> None:
     """L_max 10, L_cache 4: 0 up to 6 tokens, (6 - n) / 4 beyond, -1 at the limit."""
-    term = load("overlong", buffer=4)
+    term = load("overlong_penalty", buffer_share=0.4)
     assert [term(episode(tokens=(3,) * size)) for size in (1, 6, 7, 9, 10)] == [0, 0, -0.25, -0.75, -1]
 
 
-def test_length_costs_the_weight_a_token() -> None:
-    assert load("length")(episode()) == -4
+def test_each_token_costs_its_share_of_the_limit() -> None:
+    assert load("length_penalty")(episode()) == -0.4
+
+
+@pytest.mark.parametrize("values", [{"buffer_share": 0.25}, {}])
+def test_penalties_are_those_of_the_operators_of_their_name(values: dict[str, float]) -> None:
+    sizes = [0, 1, 5, 6, 8, 9, 10]
+    length, limit = torch.tensor(sizes, dtype=torch.float32), torch.full((len(sizes),), 10.0)
+    played = [episode(tokens=(3,) * size) for size in sizes]
+    overlong, price = load("overlong_penalty", **values), load("length_penalty")
+    torch.testing.assert_close(torch.tensor([*map(overlong, played)]), overlong_penalty(length, limit, **values))
+    torch.testing.assert_close(torch.tensor([*map(price, played)]), length_penalty(length, limit))
 
 
 def test_repetition_is_the_share_of_ngrams_that_came_before() -> None:
@@ -60,8 +72,8 @@ def test_every_shipped_term_stays_in_its_range(
 ) -> None:
     played = episode(tokens=tuple(tokens), limit=limit, finished=finished, parsed=parsed, reward=reward)
     for name in TERMS:
-        low, high = {"overlong": (-1, 0), "repetition": (-1, 0), "length": (-limit, 0)}.get(name, (0, 1))
-        assert low <= load(name, **({"buffer": 5} if name == "overlong" else {}))(played) <= high, name
+        low, high = (-1, 0) if name in ("overlong_penalty", "repetition", "length_penalty") else (0, 1)
+        assert low <= load(name)(played) <= high, name
 
 
 OWN = """
@@ -127,10 +139,10 @@ def test_a_term_that_gives_no_number_is_the_users_mistake(own: str) -> None:
     ("reward", "message"),
     [
         ({"term": "verifer"}, r"rl.rewards\[0\]: there is no term 'verifer'; did you mean verifier\?"),
-        ({"term": "overlong"}, r"rl.rewards\[0\]: overlong needs the value 'buffer'"),
-        ({"term": "overlong", "values": {"bufer": 3}}, r"has no value 'bufer'; it has buffer; did you mean buffer\?"),
-        ({"term": "overlong", "values": {"buffer": 0}}, "'buffer' of overlong is 0: input should be greater than 0"),
-        ({"term": "overlong", "values": {"buffer": True}}, "should not be true or false"),
+        ({"term": "repetition", "values": {"ngam": 3}}, r"has no value 'ngam'; it has ngram; did you mean ngram\?"),
+        ({"term": "repetition", "values": {"ngram": 0}}, "'ngram' of repetition is 0: input should be greater than 0"),
+        ({"term": "repetition", "values": {"ngram": True}}, "should not be true or false"),
+        ({"term": "overlong_penalty", "values": {"buffer_share": 1.5}}, "is 1.5: input should be less than or equal"),
         ({"term": "parsed", "values": {"x": 1}}, "parsed has no value 'x'; it has none"),
     ],
 )
@@ -180,4 +192,4 @@ def test_values_must_be_finite() -> None:
     with pytest.raises(ValueError, match="finite"):
         RewardConfig(term="verifier", weight=math.nan)
     with pytest.raises(ValueError, match="finite"):
-        RewardConfig(term="overlong", values={"buffer": math.inf})
+        RewardConfig(term="overlong_penalty", values={"buffer_share": math.inf})

@@ -84,21 +84,21 @@ def test_the_reward_is_the_weighted_sum_of_its_terms_which_are_stored_before_the
     folder = play(
         world,
         {"term": "verifier", "weight": 2.0},
-        {"term": "length", "weight": 0.125},
+        {"term": "length_penalty", "weight": 0.125},
         {"term": f"{own}:zeros", "values": {"worth": 0.25}},
     )
     table, attributes = read(folder)
-    assert attributes["terms"] == "verifier,length,zeros"
-    assert table.terms[:, 1].tolist() == (-table.completion_lengths).tolist()
+    assert attributes["terms"] == "verifier,length_penalty,zeros"
+    np.testing.assert_allclose(table.terms[:, 1], -table.completion_lengths / table.limits, rtol=1e-6)
     assert table.terms[:, 2].tolist() == [0.25 * text.count("0") for text in texts(table)]
     assert set(table.terms[:, 0]) == {0, 1}
     np.testing.assert_allclose(table.rewards, table.terms @ np.float32([2, 0.125, 1]), rtol=1e-6)
 
 
 def test_mean_spread_and_failures_of_each_term_are_metrics(world: Any) -> None:
-    folder = play(world, {"term": "verifier"}, {"term": "length", "weight": 0.01}, {"term": "finished"})
+    folder = play(world, {"term": "verifier"}, {"term": "length_penalty", "weight": 0.01}, {"term": "finished"})
     table, metrics = read(folder)[0], read_metrics(folder).to_pylist()[0]
-    for column, name in enumerate(("verifier", "length", "finished")):
+    for column, name in enumerate(("verifier", "length_penalty", "finished")):
         assert metrics[f"reward/{name}_mean"] == pytest.approx(table.terms[:, column].mean(), abs=1e-6)
         assert metrics[f"reward/{name}_std"] == pytest.approx(table.terms[:, column].std(), abs=1e-5)
         assert metrics[f"reward/{name}_failed"] == 0
