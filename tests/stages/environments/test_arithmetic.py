@@ -1,5 +1,6 @@
 import random
 import re
+import sys
 
 import pytest
 from hypothesis import given
@@ -131,6 +132,14 @@ def test_a_task_that_cannot_be_graded_is_named_in_the_error():
     environment = make()
     environment.reset(task={"prompt": "1+:", "answer": "1", "trace": "", "level": 1})
     with pytest.raises(GraderError, match=r"arithmetic: grading failed on the task '1\+:'"):
+        environment.step(">1")
+
+
+def test_an_environment_that_ends_the_program_is_a_grader_that_fails(monkeypatch: pytest.MonkeyPatch):
+    environment = make()
+    environment.reset(seed=1)
+    monkeypatch.setattr(environment, "grade", lambda *_: sys.exit(0))
+    with pytest.raises(GraderError, match="grading failed .*SystemExit: 0"):
         environment.step(">1")
 
 
