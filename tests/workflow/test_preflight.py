@@ -1,13 +1,13 @@
 import errno
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
 from workflow import preflight
 from workflow.config import load
 from workflow.preflight import check_config, check_folder, check_minutes
-
 
 OF_32 = ("model.architecture.num_heads=3", "model.architecture.num_key_value_heads=1")
 """Heads of a size that vLLM has on a CPU."""
