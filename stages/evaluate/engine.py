@@ -53,8 +53,14 @@ class Policies:
             assert isinstance(tokenizer.eos_token_id, int), "load_tokenizer has checked it"
             model = loaded.to(device_of(job)).model
             use_cores(job, model)
-            special, compiling = tokenizer.all_special_ids, job.slow if settings.compile else None
-            return TorchEngine(model, tokenizer.eos_token_id, special, tokenizer=tokenizer, compiling=compiling)
+            return TorchEngine(
+                model,
+                tokenizer.eos_token_id,
+                tokenizer.all_special_ids,
+                tokenizer=tokenizer,
+                memory_share=settings.memory_share,
+                compiling=job.slow if settings.compile else None,
+            )
         from stages.rollout.vllm.make import make_vllm
 
         model = loaded.model

@@ -6,8 +6,8 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedTokenizerFast
 
 from stages.rl.config import StageConfig
+from stages.rollout.config import EngineConfig
 from stages.rollout.engine import Engine
-from stages.rollout.torch.compiler import Slow
 from stages.rollout.torch.engine import TorchEngine, unsharded_copy
 from stages.trainer.learner import Learner
 
@@ -18,21 +18,27 @@ def make_engine(config: StageConfig, learner: Learner, tokenizer: PreTrainedToke
     Raises ValueError when it is vLLM, and that is not installed.
     """
     if config.engine.name == "torch":
-        return torch_engine(learner, tokenizer, learner.job.slow if config.engine.compile else None)
+        return torch_engine(learner, tokenizer, config.engine)
     from stages.rollout.vllm.make import make_vllm
 
     slots, model = config.rl.sampling.slots, learner.policy.model.config
     return make_vllm(config.engine, model, tokenizer, slots, learner.job, folder)
 
 
-def torch_engine(learner: Learner, tokenizer: PreTrainedTokenizerFast, compiling: Slow | None = None) -> TorchEngine:
+def torch_engine(learner: Learner, tokenizer: PreTrainedTokenizerFast, engine: EngineConfig) -> TorchEngine:
     """An engine on the policy's own module, or, where that is in shards, on a copy that `refresh` fills."""
     model = learner.policy.model
     first = next(model.parameters())
     model = unsharded_copy(model, first.device) if isinstance(first, DTensor) else model
     assert isinstance(tokenizer.eos_token_id, int), "load_tokenizer has checked it"
-    special = tokenizer.all_special_ids
-    return TorchEngine(model, tokenizer.eos_token_id, special, tokenizer=tokenizer, compiling=compiling)
+    return TorchEngine(
+        model,
+        tokenizer.eos_token_id,
+        tokenizer.all_special_ids,
+        tokenizer=tokenizer,
+        memory_share=engine.memory_share,
+        compiling=learner.job.slow if engine.compile else None,
+    )
 
 
 def refresh(engine: Engine, learner: Learner, version: int) -> None:

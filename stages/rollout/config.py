@@ -29,7 +29,8 @@ class EngineConfig(Section):
     """torch: Qianka's own sampler, on the policy's own weights where it can. vllm: in the rank's process. vllm_server:
     one process for all ranks of a node."""
     memory_share: float = Field(default=0.4, gt=0, lt=1)
-    """Of a card's memory, what vLLM takes for weights and keys and values; the rest is the trainer's."""
+    """vllm: of a card's memory, what weights and keys and values take; the rest is the trainer's. torch: of the memory
+    that is free when a rollout begins, what keys and values take at most, with fewer slots where it does not reach."""
     compile: bool = False
     """torch.compile the decode step of the torch engine: minutes at the first start, then read from the node's disk.
     On a CPU it gains less than a tenth."""

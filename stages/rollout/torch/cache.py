@@ -4,10 +4,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+import psutil
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedConfig
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that may be taken now: of the card, with what torch holds and does not use, or of the machine."""
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
+    return psutil.virtual_memory().available
 
 
 class SlotCache:
@@ -30,6 +39,17 @@ class SlotCache:
     def positions(self) -> int:
         """Most tokens of a row."""
         return self.keys[0].shape[-1]
+
+    @property
+    def bytes_each(self) -> int:
+        """Of one position of one row."""
+        return sum(tensor.shape[1] * tensor.shape[2] * tensor.itemsize for tensor in self.keys) + sum(
+            tensor.shape[1] * tensor.shape[3] * tensor.itemsize for tensor in self.values
+        )
+
+    def cut(self, rows: int) -> None:
+        """Let go of all but the first `rows`; their memory is free with the next `grow`."""
+        self.keys, self.values = [keys[:rows] for keys in self.keys], [values[:rows] for values in self.values]
 
     def grow(self, rows: int, positions: int) -> None:
         """Make room, and keep what is there."""

@@ -46,12 +46,14 @@ class TorchEngine:
         special: Collection[int] = (),
         *,
         tokenizer: PreTrainedTokenizerFast | None = None,
+        memory_share: float = 0.4,
         compiling: Slow | None = None,
     ) -> None:
         """`eos` ends a completion; noise never puts `eos` or `special` tokens in place.
 
-        Only stop strings need the `tokenizer`. Where `compiling` is given, the decode step goes through torch.compile,
-        and what takes long happens inside `compiling(what)`.
+        Only stop strings need the `tokenizer`. Of the memory that is free when a rollout begins, keys and values take
+        `memory_share` at most, with fewer slots where that is too little for all. Where `compiling` is given, the
+        decode step goes through torch.compile, and what takes long happens inside `compiling(what)`.
         """
         implementation = getattr(model.config, "_attn_implementation", None)
         assert implementation == attention.NAME, f"the model attends by {implementation}"
@@ -71,6 +73,7 @@ class TorchEngine:
         """... and all others."""
         self._ended: list[tuple[int, Completion]] = []
         self._since_refill = 0
+        self._memory_share = memory_share
         self._begin(SamplingConfig(), 1.0, 0.0)
 
     @property
@@ -89,6 +92,7 @@ class TorchEngine:
         limit = room(key, request, self._sampling, self.context)
         watch = StopWatch(self._sampling.stop, self.tokenizer) if self._sampling.stop and self.tokenizer else None
         sample = Sample(key, request, tuple(request.prompt), limit, request.session, watch)
+        self._rows.check(sample)
         (self._turns if sample.session in self._rows.kept else self._waiting)[key] = sample
 
     @torch.inference_mode()
@@ -139,6 +143,7 @@ class TorchEngine:
                 for name, tensor in checked(weights, {name: own[name].shape for name in own}):
                     own[name].copy_(tensor)
         self.version = version
+        self._forward.refresh()
         self._rows.forget(list(self._rows.kept))
         for sample in self._rows.playing.values():
             sample.stale = True
@@ -160,17 +165,18 @@ class TorchEngine:
         return not (self._rows.playing or self._turns or self._waiting)
 
     def _begin(self, sampling: SamplingConfig, temperature: float, noise: float) -> None:
+        self._forward.refresh()
         self._sampling, self._sampler = sampling, Sampler(temperature, noise, self._ordinary)
         self._ends = (self.eos, *sampling.stop_tokens)
         self._rows = self._no_rows()
 
     def _no_rows(self) -> Rows:
         slots = Slots(self.model, self._forward, self._sampler, self._ends)
-        return Rows(slots, self._sampling.slots, self._compiler)
+        return Rows(slots, self._sampling.slots, self._memory_share, self._compiler)
 
     def _is_time_to_admit(self) -> bool:
         playing = len(self._rows.playing)
-        ready = min(len(self._turns) + len(self._waiting), self._sampling.slots - playing)
+        ready = min(len(self._turns) + len(self._waiting), self._rows.allowed - playing)
         return ready > 0 and (ready >= REFILL_SHARE * playing or self._since_refill >= REFILL_STEPS)
 
     def _admit(self) -> None:

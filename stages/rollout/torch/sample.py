@@ -35,6 +35,11 @@ class Sample:
         """Tokens of prompt and completion so far."""
         return len(self.prompt) + self.made
 
+    @property
+    def longest(self) -> int:
+        """Tokens of prompt and completion at most."""
+        return len(self.prompt) + self.limit
+
     def completion(self, tokens: list[int], logprobs: npt.NDArray[np.float32], reason: Reason) -> Completion:
         """Of all its `tokens`."""
         versions = np.zeros(len(tokens), np.int32)

@@ -55,6 +55,13 @@ class Slots:
                 setattr(self, name, new)
             self.rows, self.most = rows, most
 
+    def cut(self, rows: int) -> None:
+        """Have the first `rows` only."""
+        self.cache.cut(rows)
+        for name in PER_ROW:
+            setattr(self, name, getattr(self, name)[:rows])
+        self.rows = rows
+
     def begin(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], prompt_of: Sequence[int]) -> Tensor:
         """Prefill distinct `prompts`; row number i of `rows` gets the prompt `prompt_of[i]`.
 
