@@ -20,6 +20,7 @@ class Journal:
     def __init__(self, folder: Path, job: Job, environment_hash: str, terms: Sequence[str]) -> None:
         """`folder` is the attempt's; `terms` are the names of the reward's."""
         self.folder, self.job, self.environment_hash = folder / FOLDER, job, environment_hash
+        assert all(map(str.isidentifier, terms)), "a comma would cut a name in two"
         self.terms = ",".join(terms)
 
     def resume(self, step: int) -> None:

@@ -135,6 +135,12 @@ def test_a_term_that_gives_no_number_is_the_users_mistake(own: str) -> None:
         load(f"{own}:silent")(episode())
 
 
+def test_the_name_of_a_term_has_no_comma_since_commas_join_them_in_the_trajectories(tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_text("globals()['a,b'] = lambda episode: 1.0\n")
+    with pytest.raises(ValueError, match="odd.py has no function 'a,b'; it has none"):
+        load(f"{tmp_path / 'odd.py'}:a,b")
+
+
 @pytest.mark.parametrize(
     ("reward", "message"),
     [
