@@ -143,6 +143,7 @@ class TorchEngine:
                 for name, tensor in checked(weights, {name: own[name].shape for name in own}):
                     own[name].copy_(tensor)
         self.version = version
+        self._forward.refresh()
         self._rows.forget(list(self._rows.kept))
         for sample in self._rows.playing.values():
             sample.stale = True
@@ -164,6 +165,7 @@ class TorchEngine:
         return not (self._rows.playing or self._turns or self._waiting)
 
     def _begin(self, sampling: SamplingConfig, temperature: float, noise: float) -> None:
+        self._forward.refresh()
         self._sampling, self._sampler = sampling, Sampler(temperature, noise, self._ordinary)
         self._ends = (self.eos, *sampling.stop_tokens)
         self._rows = self._no_rows()

@@ -1,27 +1,28 @@
 """The model as the sampler calls it: transformers' modules, or for common decoders the same layers in few operations.
 
 A decode step is many small operations, so what transformers' modules do around each costs as much as the matrix
-products. Weights are always those of the model's own modules: nothing is copied.
+products. Weights are always those of the model's own modules.
 """
 
 import copy
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import linear, rms_norm, silu
+from torch import Tensor
+from torch.nn.functional import rms_norm, silu
 from transformers import PreTrainedModel
 
 from stages.rollout.torch.cache import Padding, PrefillContext, SlotCache
+from stages.rollout.torch.products import Products
 from stages.trainer.attention import AttentionContext, hidden_states, logits
 
 LOGGER = logging.getLogger(__name__)
 
 LEAN = {"llama", "qwen2", "qwen3"}
 """Model types whose layers are those of `_layer`."""
-ONEDNN = torch.backends.mkldnn.is_available()
 PROBE = 16
 """Tokens of the sequence on which the lean layers must agree with transformers' own ..."""
 LIMIT = 1e-3
@@ -40,53 +41,62 @@ class Forward(NamedTuple):
     lean: bool
     decode: HiddenStates
     """`hidden_states` of one new token in each row: the same, or compiled."""
+    refresh: Callable[[], None]
+    """To be called when the weights may have changed."""
 
 
 def forward_of(model: PreTrainedModel) -> Forward:
     """The lean layers where they are `model`'s, else transformers' modules."""
-    body, head = model.get_decoder(), model.get_output_embeddings()
+    body, head, products = model.get_decoder(), model.get_output_embeddings(), Products()
 
     def modules(tokens: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
         return hidden_states(model, tokens, positions, context)
 
     def layers(tokens: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
-        return _hidden_states(body, tokens, positions, context)
+        return _hidden_states(products, body, tokens, positions, context)
 
-    plain = Forward(modules, lambda hidden: logits(model, hidden), lean=False, decode=modules)
+    plain = Forward(modules, lambda hidden: logits(model, hidden), lean=False, decode=modules, refresh=lambda: None)
     if getattr(model.config, "model_type", "") not in LEAN:
         return plain
     assert head is not None, "a causal language model has output embeddings"
-    lean = Forward(layers, lambda hidden: _linear(hidden, head), lean=True, decode=layers)
+    lean = Forward(layers, lambda hidden: products(hidden, head), lean=True, decode=layers, refresh=products.forget)
     if _agree(body):
         return lean
     LOGGER.warning("this transformers computes %s otherwise: its own, slower layers generate", model.config.model_type)
     return plain
 
 
-def _hidden_states(body: Any, tokens: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
+def _hidden_states(
+    products: Products, body: Any, tokens: Tensor, positions: Tensor, context: AttentionContext
+) -> Tensor:
     hidden = body.embed_tokens(tokens)
     rotation = body.rotary_emb(hidden, positions)
     for index, layer in enumerate(body.layers):
-        hidden = _layer(index, layer, hidden, rotation, context)
+        hidden = _layer(index, layer, products, hidden, rotation, context)
     return _norm(hidden, body.norm)
 
 
 def _layer(
-    index: int, layer: Any, hidden: Tensor, rotation: tuple[Tensor, Tensor], context: AttentionContext
+    index: int,
+    layer: Any,
+    products: Products,
+    hidden: Tensor,
+    rotation: tuple[Tensor, Tensor],
+    context: AttentionContext,
 ) -> Tensor:
     attention, mlp = layer.self_attn, layer.mlp
     inside = _norm(hidden, layer.input_layernorm)
     query, key, value = (
-        _linear(inside, projection).unflatten(-1, (-1, attention.head_dim))
+        products(inside, projection).unflatten(-1, (-1, attention.head_dim))
         for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
     )
     if hasattr(attention, "q_norm"):
         query, key = _norm(query, attention.q_norm), _norm(key, attention.k_norm)
     query, key = _rotate(query.transpose(1, 2), rotation), _rotate(key.transpose(1, 2), rotation)
     seen = context.attend(index, query, key, value.transpose(1, 2), attention.scaling)
-    hidden = hidden + _linear(seen.flatten(-2), attention.o_proj)
+    hidden = hidden + products(seen.flatten(-2), attention.o_proj)
     inside = _norm(hidden, layer.post_attention_layernorm)
-    return hidden + _linear(silu(_linear(inside, mlp.gate_proj)) * _linear(inside, mlp.up_proj), mlp.down_proj)
+    return hidden + products(silu(products(inside, mlp.gate_proj)) * products(inside, mlp.up_proj), mlp.down_proj)
 
 
 def _norm(hidden: Tensor, norm: Any) -> Tensor:
@@ -98,17 +108,6 @@ def _rotate(heads: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     cos, sin = (part.unsqueeze(1) for part in rotation)
     first, second = heads.chunk(2, -1)
     return heads * cos + torch.cat((-second, first), -1) * sin
-
-
-def _linear(inputs: Tensor, layer: nn.Module) -> Tensor:
-    weight, bias = layer.weight, layer.bias
-    assert isinstance(weight, Tensor)
-    assert bias is None or isinstance(bias, Tensor)
-    if ONEDNN and inputs.device.type == "cpu" and inputs.dtype == torch.float32 and not torch.compiler.is_compiling():
-        # torch gives matrix products in float32 to MKL, which keeps to AVX2 on processors that are not Intel's;
-        # oneDNN takes what there is: 2.2 times as fast at 64 rows on an EPYC with AVX-512.
-        return torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, "none", [], "")
-    return linear(inputs, weight, bias)
 
 
 @torch.inference_mode()
@@ -126,7 +125,7 @@ def _agree(body: Any) -> bool:
     tokens, places = numbers % probe.config.vocab_size, numbers % probe.config.max_position_embeddings
     rows = tokens.new_zeros(1)
     found: list[Tensor] = []
-    for forward in (hidden_states, _hidden_states):
+    for forward in (hidden_states, partial(_hidden_states, Products())):
         context = PrefillContext(
             SlotCache(probe.config, 1, PROBE, weight), Padding.of([PROBE], weight.device), rows, rows
         )
