@@ -28,11 +28,16 @@ class ServerEngine:
     server has the version that they are told.
     """
 
-    def __init__(self, announced: Path, context: int, log: Path, process: Process | None = None) -> None:
-        """For the server that is announced in `announced`; `process` is the server where this client has started it."""
+    def __init__(
+        self, announced: Path, context: int, log: Path, process: Process | None = None, *, seconds: float = 600.0
+    ) -> None:
+        """For the server that is announced in `announced`; `process` is the server where this client has started it.
+
+        A client that has not waits for new weights for so many seconds.
+        """
         endpoint = Endpoint.read(announced)
         self.version, self.context, self.progress = NO_WEIGHTS, context, 0
-        self._log, self._process, self._options = log, process, endpoint.options
+        self._log, self._process, self._options, self._seconds = log, process, endpoint.options, seconds
         self._client = flight.FlightClient(endpoint.location)
         self._new: dict[int, Request] = {}
         self._cancel: list[int] = []
@@ -87,7 +92,13 @@ class ServerEngine:
         else:
             for _ in weights:
                 pass  # ranks gather them together
-            while self._act("version") != version:
+            end = time.monotonic() + self._seconds
+            while (found := self._act("version")) != version:
+                if time.monotonic() > end:
+                    raise RuntimeError(
+                        f"the vLLM server has weights of version {found}, and after {self._seconds:.0f} s still not "
+                        f"those of {version}; the rank that sends them has failed or is slow\n{last_lines(self._log)}"
+                    )
                 time.sleep(LOOK_SECONDS)
         self.version = version
 

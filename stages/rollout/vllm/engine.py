@@ -23,8 +23,8 @@ NO_WEIGHTS = -1
 
 
 @dataclass
-class _Sampling:
-    """What `start` was told. Requests keep theirs, since the clients of a server have each their own."""
+class Sampling:
+    """How requests are sampled that were told so together. The clients of a server have each their own."""
 
     config: SamplingConfig
     temperature: float
@@ -40,7 +40,7 @@ class _Flight:
 
     request: Request
     limit: int
-    sampling: _Sampling
+    sampling: Sampling
     strikes: deque[Strike]
     """Where noise will put a token, in order. vLLM plays up to the next, and goes on behind it as with a new prompt."""
     watch: StopWatch | None
@@ -102,17 +102,22 @@ class VllmEngine:
 
     def start(self, sampling: SamplingConfig, *, greedy: bool = False, noise: float = 0.0) -> None:
         """See `Engine`."""
-        temperature = 0.0 if greedy else sampling.temperature
-        self._sampling = _Sampling(sampling, temperature, noise, frozenset({self._eos, *sampling.stop_tokens}))
+        self._sampling = self.sampling(sampling, greedy=greedy, noise=noise)
 
-    def add(self, key: int, request: Request) -> None:
-        """See `Engine`."""
+    def sampling(self, config: SamplingConfig, *, greedy: bool = False, noise: float = 0.0) -> Sampling:
+        """What `add` takes beside a request; requests with the same one share `config.slots`."""
+        temperature = 0.0 if greedy else config.temperature
+        return Sampling(config, temperature, noise, frozenset({self._eos, *config.stop_tokens}))
+
+    def add(self, key: int, request: Request, sampling: Sampling | None = None) -> None:
+        """See `Engine`; without `sampling` the one of `start`."""
         assert key not in self._waiting and key not in self._playing, f"request {key} is in flight"
-        limit = room(key, request, self._sampling.config, self.context)
-        noise = strikes(request.seed, limit, self._sampling.noise, self._ordinary)
-        stop = self._sampling.config.stop
+        sampling = sampling or self._sampling
+        limit = room(key, request, sampling.config, self.context)
+        noise = strikes(request.seed, limit, sampling.noise, self._ordinary)
+        stop = sampling.config.stop
         watch = StopWatch(stop, self._tokenizer) if stop else None
-        self._waiting[key] = _Flight(request, limit, self._sampling, noise, watch)
+        self._waiting[key] = _Flight(request, limit, sampling, noise, watch)
 
     def step(self) -> list[tuple[int, Completion]]:
         """See `Engine`: one token for each request that has a slot."""

@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,24 @@ from data.tokenizer import load_tokenizer
 from stages.rollout.engine import Completion, Request
 from stages.rollout.vllm import wire
 from stages.rollout.vllm.endpoint import Endpoint, TokenCheck
-from stages.rollout.vllm.engine import VllmEngine
+from stages.rollout.vllm.engine import Sampling, VllmEngine
 
 LOOK_SECONDS = 0.1
 """How long a client waits for a completion before it is told that there is none yet."""
 PARENT_SECONDS = 0.5
+
+
+@dataclass
+class Client:
+    """What the server knows of a client as long as it lives."""
+
+    ended: "queue.SimpleQueue[tuple[int, Completion]]" = field(default_factory=queue.SimpleQueue)
+    """Keys and completions that it has not been told."""
+    numbers: dict[int, int] = field(default_factory=dict[int, int])
+    """The engine's key of each of its requests."""
+    order: wire.Order | None = None
+    sampling: Sampling | None = None
+    """Of its requests, as `order` wants it: the slots are those of the client, however many turns its episodes have."""
 
 
 class Desk:
@@ -47,14 +61,18 @@ class Desk:
         self._asked.put((question, answer))
         return answer.result()
 
-    def add(
-        self, engine: VllmEngine, key: int, request: Request, ended: queue.SimpleQueue[tuple[int, Completion]]
-    ) -> int:
-        """Take a client's request `key`; its completion comes to `ended`. Returns its number here."""
-        number = next(self._numbers)
-        engine.add(number, request)
-        self._owners[number] = (ended, key)
-        return number
+    def take(self, engine: VllmEngine, client: "Client", order: wire.Order, requests: list[tuple[int, Request]]) -> int:
+        """New requests and cancellations of a client. Returns how many tokens the engine has made so far."""
+        if requests and client.order != order.plain:
+            client.order = order.plain
+            client.sampling = engine.sampling(order.sampling, greedy=order.greedy, noise=order.noise)
+        for key, request in requests:
+            number = next(self._numbers)
+            engine.add(number, request, client.sampling)
+            self._owners[number] = (client.ended, key)
+            client.numbers[key] = number
+        engine.cancel(client.numbers[key] for key in order.cancel if key in client.numbers)
+        return engine.progress
 
     def serve(self) -> None:
         """Answer and play, for ever. An error that is not the client's own is raised here, and ends the server."""
@@ -84,19 +102,18 @@ class Server(flight.FlightServerBase):
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """New requests and cancellations come in, what has ended goes out, in turns, as long as the client lives."""
         writer.begin(wire.COMPLETIONS)
-        ended: queue.SimpleQueue[tuple[int, Completion]] = queue.SimpleQueue()
-        numbers: dict[int, int] = {}
+        client = Client()
         try:
             for chunk in reader:
                 order = wire.Order.from_json(chunk.app_metadata.to_pybytes())
                 requests = wire.read_requests(chunk.data)
-                progress = self._desk.ask(lambda engine, o=order, r=requests: self._take(engine, o, r, ended, numbers))
-                completions = list(_drain(ended)) if numbers else []
+                progress = self._desk.ask(lambda engine, o=order, r=requests: self._desk.take(engine, client, o, r))
+                completions = list(_drain(client.ended)) if client.numbers else []
                 for key, _ in completions:
-                    del numbers[key]
+                    del client.numbers[key]
                 writer.write_with_metadata(wire.completions_batch(completions), str(progress).encode())
         finally:
-            left = list(numbers.values())
+            left = list(client.numbers.values())
             self._desk.ask(lambda engine: engine.cancel(left))
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
@@ -115,22 +132,6 @@ class Server(flight.FlightServerBase):
         elif action.type != "version":
             raise ValueError(f"there is no action {action.type!r}; there are sleep, version and wake")
         yield json.dumps({"version": self._desk.ask(lambda engine: engine.version)}).encode()
-
-    def _take(
-        self,
-        engine: VllmEngine,
-        order: wire.Order,
-        requests: list[tuple[int, Request]],
-        ended: queue.SimpleQueue[tuple[int, Completion]],
-        numbers: dict[int, int],
-    ) -> int:
-        """Take what a client orders; the engine's progress."""
-        if requests:
-            engine.start(order.sampling, greedy=order.greedy, noise=order.noise)
-        for key, request in requests:
-            numbers[key] = self._desk.add(engine, key, request, ended)
-        engine.cancel(numbers[key] for key in order.cancel if key in numbers)
-        return engine.progress
 
 
 def _sleep_when_idle(engine: VllmEngine) -> bool:

@@ -52,6 +52,11 @@ class Order(NamedTuple):
     cancel: list[int]
     """Keys of requests to be cancelled."""
 
+    @property
+    def plain(self) -> "Order":
+        """Without the cancellations: how requests are sampled."""
+        return self._replace(cancel=[])
+
     def to_json(self) -> bytes:
         """For a batch's metadata."""
         return json.dumps(self._asdict() | {"sampling": self.sampling.model_dump(mode="json")}).encode()

@@ -86,6 +86,35 @@ def test_two_clients_at_once_get_each_their_own(
     assert max(gap(model, *pair) for pair in zip(ask(10), mine, strict=True)) < LIMIT
 
 
+def test_turns_that_come_one_after_another_share_the_slots_of_their_client(
+    owner: ServerEngine, make_model: Make
+) -> None:
+    """With one slot a request has ended before the next begins, whichever batch of requests it came with."""
+    model = make_model(1)
+    owner.update(model.named_parameters(), 1)
+    owner.start(SamplingConfig(max_new_tokens=200, slots=1))
+    order: list[int] = []
+    for key in range(6):
+        owner.add(key, Request([1, 5, 6, 7], key))
+        order += [ended for ended, _ in owner.step()]
+    while len(order) < 6:
+        order += [ended for ended, _ in owner.step()]
+    assert order == sorted(order)
+
+
+def test_a_server_that_generates_shows_progress_and_weights_that_never_come_are_an_error(
+    owner: ServerEngine, other: ServerEngine, make_model: Make
+) -> None:
+    model = make_model(1)
+    owner.update(model.named_parameters(), 1)
+    before = owner.progress
+    generate(owner, ask(1), LONG)
+    assert owner.progress > before
+    other._seconds = 0.2
+    with pytest.raises(RuntimeError, match=r"weights of version 1, and after 0 s still not those of 2"):
+        other.update(model.named_parameters(), 2)
+
+
 def test_one_updates_and_one_cancels_while_requests_are_in_flight(
     owner: ServerEngine, other: ServerEngine, make_model: Make
 ) -> None:
