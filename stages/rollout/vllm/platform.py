@@ -86,6 +86,15 @@ def is_metax() -> bool:
     return "metax" in torch.__version__
 
 
+def card() -> str:
+    """Which card this process computes on, the same for no two cards of a node; empty on a CPU."""
+    if not torch.cuda.is_available():
+        return ""
+    index = torch.cuda.current_device()
+    properties: Any = torch.cuda.get_device_properties(index)
+    return str(getattr(properties, "uuid", index))
+
+
 def can_sleep() -> bool:
     """Whether vLLM can give a card's memory back; on a CPU it ignores the request."""
     return torch.cuda.is_available()
