@@ -22,6 +22,8 @@ from stages.rollout.parity import FP32, HALF, ParityError, differences
 from stages.trainer.device import largest
 from stages.trainer.learner import Learner
 
+NUM_PROMPTS = 4
+"""Of the known generations: the more tokens, the tighter the limit of 16 bits."""
 NUM_TOKENS = 3
 """Of a known generation: the first comes from the prefill, the others through the cache."""
 MOST_PROMPT = 64
@@ -48,10 +50,10 @@ class Gate:
     """Compares the engine of each rank with the policy. All ranks call each method together."""
 
     def __init__(self, learner: Learner, engine: Engine, rl: RLConfig, prompts: Sequence[Sequence[int]]) -> None:
-        """`prompts` begin the known generations: the more of them, the tighter the limit of 16 bits."""
+        """The first of `prompts` begin the known generations: any, as long as they stay the same."""
         self.learner, self.engine = learner, engine
         self.sampling, self.micro_batch_tokens = rl.sampling, rl.micro_batch_tokens
-        self.prompts = [list(prompt[: min(MOST_PROMPT, engine.context // 2)]) for prompt in prompts]
+        self.prompts = [list(prompt[: min(MOST_PROMPT, engine.context // 2)]) for prompt in prompts[:NUM_PROMPTS]]
         # Cards compute in 16 bits, whose rounding depends on how the sequences lie in a batch.
         self.limit = FP32 if next(learner.policy.parameters()).device.type == "cpu" else HALF
 
