@@ -1,4 +1,4 @@
-"""What the benchmarks of a step of reinforcement learning share: a fine-tuned model, and the step itself.
+"""What the benchmarks of a step of reinforcement learning share: a fine-tuned model, and the stage's config.
 
 The model is the demo's, fine-tuned on the demo's data until its answers have ragged lengths and are partly right; made
 once and kept under benchmarks/.cache.
@@ -12,22 +12,13 @@ import torch
 
 from checkpoints.manifest import NAME, Provenance, Result
 from data.job import Job
-from data.rows import Row
-from data.shards import read_split
-from data.tokenizer import load_tokenizer
-from stages.algorithms.load import load_algorithm
-from stages.environments.registry import make
 from stages.rl.config import StageConfig
-from stages.rl.engine import refresh, torch_engine
-from stages.rl.experience import make_experience
-from stages.rl.rollouts import Player, Task
-from stages.rl.update import update
 from stages.sft.config import StageConfig as SFTStage
 from stages.sft.run import run as sft
 from stages.synth.config import StageConfig as SynthStage
 from stages.synth.run import run as synth
 from stages.trainer.config import ArchitectureConfig
-from stages.trainer.learner import Learner
+from stages.trainer.linear import use_onednn
 from stages.trainer.policy import load_policy
 
 CACHE = Path(__file__).parent / ".cache"
@@ -69,10 +60,6 @@ class Warm:
         """Weights that each token is multiplied with, those of the head among them."""
         return sum(weight.numel() for weight in load_policy(self.model, 0).model.parameters() if weight.dim() > 1)
 
-    def rows(self, count: int) -> list[Row]:
-        """The first of the training split."""
-        return read_split(self.data.folder, "train").slice(0, count).to_pylist()
-
 
 def demo() -> Warm:
     """0.3M parameters, as in `make run`."""
@@ -100,50 +87,27 @@ def open_attempt(folder: Path) -> None:
     ).write(folder)
 
 
-def stage_config(steps: int) -> StageConfig:
+def stage_config(steps: int, seed: int = 1, algorithm: str = "dr_grpo") -> StageConfig:
     """The rl stage on the demo's environment: 32 prompts x 8 samples a step."""
     sampling = {"max_new_tokens": MOST_TOKENS}
-    rl = {"steps": steps, "prompts_per_step": PROMPTS, "samples_per_prompt": SAMPLES, "sampling": sampling}
-    return StageConfig.model_validate({"seed": 1, "environment": ENVIRONMENT, "rl": rl})
+    rl = {
+        "algorithm": algorithm,
+        "steps": steps,
+        "prompts_per_step": PROMPTS,
+        "samples_per_prompt": SAMPLES,
+        "sampling": sampling,
+    }
+    return StageConfig.model_validate({"seed": seed, "environment": ENVIRONMENT, "rl": rl})
 
 
-class Step:
-    """A step of the rl stage without its files: generation, reward, update. Make it inside `distributed`."""
-
-    def __init__(self, warm: Warm, job: Job, algorithm: str = "dr_grpo") -> None:
-        """The policy is that of `warm`; every step plays other prompts."""
-        self.config = stage_config(1)
-        rl = self.config.rl
-        self.algorithm = load_algorithm(algorithm)
-        self.tokenizer = load_tokenizer(warm.model)
-        policy = load_policy(warm.model, 1, value_head=self.algorithm.needs_values)
-        self.learner = Learner(policy, rl.optimizer, rl.learning_rate, 100, job)
-        self.engine = torch_engine(self.learner, self.tokenizer)
-        self.player = Player(self.config, self.engine, self.tokenizer, make(self.config.environment), job)
-        self.rows = warm.rows(100 * PROMPTS)
-        self.done = 0
-
-    def play(self) -> Any:
-        """The trajectories of the next prompts by the policy of now."""
-        first = self.done * PROMPTS
-        self.done += 1
-        refresh(self.engine, self.learner, self.done)
-        tasks = [Task(slot, row) for slot, row in enumerate(self.rows[first : first + PROMPTS])]
-        return self.player.play(self.done, tasks)
-
-    def learn(self, trajectories: Any) -> dict[str, float]:
-        """Experience and update; its metrics."""
-        rl, policy = self.config.rl, self.learner.policy
-        experience = make_experience(policy, self.algorithm, trajectories, rl)
-        return experience.metrics | update(self.learner, self.algorithm, experience, rl, (1, self.done))
-
-
+@torch.no_grad()
 def gemm_rate(seconds: float = 0.5) -> float:
-    """Operations a second of large float32 matrix products, on the threads that are set: what a model cannot exceed."""
-    left, right = torch.randn(1024, 1024), torch.randn(1024, 1024)
-    torch.mm(left, right)
+    """Operations a second of large float32 products, on the threads that are set: what a model cannot exceed."""
+    layer, inputs = torch.nn.Linear(1024, 1024, bias=False), torch.randn(1024, 1024)
+    use_onednn(layer)
+    layer(inputs)
     start, count = time.perf_counter(), 0
     while time.perf_counter() - start < seconds:
-        torch.mm(left, right)
+        layer(inputs)
         count += 1
     return count * 2 * 1024**3 / (time.perf_counter() - start)

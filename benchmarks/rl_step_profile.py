@@ -1,8 +1,9 @@
 """Where the time of a step of reinforcement learning goes, and how near the arithmetic is to what the machine can do.
 
 The rl stage itself runs for a few steps, with its journal, parity gate and metrics, on one thread, with a fine-tuned
-model of 0.3M and one of 3.7M parameters. The figure is the sampled tokens/s of the small one, against those of a step
-that would do nothing but its matrix products, at the rate of large ones.
+model of 0.3M and one of 3.7M parameters: Dr. GRPO, and PPO, whose experience has a forward pass. The figure is the
+sampled tokens/s of the first, against those of a step that would do nothing but its matrix products, at the rate of
+large ones.
 """
 
 import tempfile
@@ -82,9 +83,12 @@ class Clock:
 
 
 def measure() -> dict[str, str | float]:
-    """Prints the two tables."""
-    reached, possible = _profile(demo(), "0.3M parameters")
-    _profile(larger(), "3.7M parameters")
+    """Prints a table for each model and algorithm."""
+    torch.set_num_threads(1)
+    reached, possible = _profile(demo(), "0.3M parameters", "dr_grpo")
+    _profile(demo(), "0.3M parameters", "ppo")
+    _profile(larger(), "3.7M parameters", "dr_grpo")
+    _profile(larger(), "3.7M parameters", "ppo")
     return {
         "name": "rl_step_profile",
         "value": reached,
@@ -94,16 +98,20 @@ def measure() -> dict[str, str | float]:
     }
 
 
-def _profile(warm: Warm, title: str) -> tuple[float, float]:
+def _profile(warm: Warm, size: str, algorithm: str) -> tuple[float, float]:
     """Prints a table; tokens a second, and those of the matrix products alone."""
     clock = _watch(Clock())
     with clock.watches, tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         open_attempt(folder)
-        stage.run(stage_config(STEPS), {"synth": warm.data, "sft": warm.tuned}, folder, Job(cpus=1))
+        stage.run(
+            stage_config(STEPS, algorithm=algorithm), {"synth": warm.data, "sft": warm.tuned}, folder, Job(cpus=1)
+        )
     rate, steps = gemm_rate(), clock.steps - 1
     total = sum(clock.seconds.values())
-    table = Table("phase", "ms a step", "share", "tokens/s", "of the matrix rate", title=f"a step of rl, {title}")
+    table = Table(
+        "phase", "ms a step", "share", "tokens/s", "of the matrix rate", title=f"a step of {algorithm}, {size}"
+    )
     products = 0.0
     for phase, seconds in sorted(clock.seconds.items(), key=lambda item: -item[1]):
         tokens = clock.tokens[phase]

@@ -1,7 +1,8 @@
 """Useful tokens a second of the rollout engine on completions of ragged lengths, against `transformers.generate`.
 
-Prompts of 12 tokens; lengths are exponential with mean 24, at most 96, and forced, so both sides do the same work.
-transformers pads each batch to its longest completion; it is given the better of two batch sizes.
+512 requests with prompts of 12 tokens; lengths are exponential with mean 24, at most 96, and forced, so both sides do
+the same work. The engine has 64 slots. transformers pads each batch to its longest completion; it is given the best of
+three batch sizes. On one thread: two threads on a core that others use wait for each other and say nothing of either.
 """
 
 import copy
@@ -18,8 +19,8 @@ from stages.rollout.engine import Request, generate
 from stages.rollout.torch.engine import TorchEngine
 from stages.trainer import attention
 
-PROMPT_TOKENS, MEAN_TOKENS, MOST_TOKENS = 12, 24, 96
-SLOTS, BATCH_SIZES, ROUNDS = 64, (64, 256), 3
+REQUESTS, PROMPT_TOKENS, MEAN_TOKENS, MOST_TOKENS = 512, 12, 24, 96
+SLOTS, BATCH_SIZES, ROUNDS = 64, (64, 128, 256), 3
 NO_TOKEN = -1
 """As the end token: nothing ends before its length."""
 SMALL = Qwen3Config(
@@ -43,7 +44,7 @@ class Work(NamedTuple):
     lengths: list[int]
 
     @staticmethod
-    def of(count: int) -> "Work":
+    def of(count: int = REQUESTS) -> "Work":
         """Requests of ragged lengths."""
         source = random.Random(0)
         lengths = [min(MOST_TOKENS, max(2, int(source.expovariate(1 / MEAN_TOKENS)))) for _ in range(count)]
@@ -55,34 +56,34 @@ class Work(NamedTuple):
 
 
 def measure() -> dict[str, str | float]:
-    """At 3.7M parameters, 512 requests.
-
-    On one thread, since two threads on a core that others use wait for each other and say nothing of either side.
-    """
-    return compare("rollout_vs_transformers", SMALL, requests=512, threads=1)
+    """At 3.7M parameters."""
+    return compare("rollout_vs_transformers", SMALL, threads=1)
 
 
-def compare(name: str, config: Qwen3Config, *, requests: int, threads: int) -> dict[str, str | float]:
-    """The median of `ROUNDS` alternating runs of both sides, in useful tokens a second."""
+def compare(
+    name: str, config: Qwen3Config, *, threads: int, sizes: tuple[int, ...] = BATCH_SIZES, rounds: int = ROUNDS
+) -> dict[str, str | float]:
+    """The median of the alternating runs of both sides, in useful tokens a second, and transformers at its best."""
     torch.set_num_threads(threads)
-    work = Work.of(requests)
+    work = Work.of()
     theirs, ours = models(config)
     engine = TorchEngine(ours, NO_TOKEN)
     sampling = SamplingConfig(max_new_tokens=MOST_TOKENS, slots=SLOTS)
     sides: dict[int, Callable[[], object]] = {0: lambda: generate(engine, work.requests(), sampling)}
-    for size in {min(size, requests) for size in BATCH_SIZES}:
+    for size in sizes:
         sides[size] = lambda size=size: _generate(theirs, work, size)
     seconds: dict[int, list[float]] = {side: [] for side in sides}
     warm_up = Work(work.prompts[:SLOTS], [8] * SLOTS)
     generate(engine, warm_up.requests(), sampling)
     _generate(theirs, warm_up, SLOTS)
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for side, play in sides.items():
             start = time.perf_counter()
             play()
             seconds[side].append(time.perf_counter() - start)
-    rates = {side: sum(work.lengths) / sorted(times)[ROUNDS // 2] for side, times in seconds.items()}
+    rates = {side: sum(work.lengths) / sorted(times)[rounds // 2] for side, times in seconds.items()}
     value = rates.pop(0)
+    print("transformers, useful tokens/s by batch size: " + ", ".join(f"{n}: {r:,.0f}" for n, r in rates.items()))
     baseline = max(rates.values())
     return {"name": name, "value": value, "unit": "useful tokens/s", "baseline": baseline, "ratio": value / baseline}
 

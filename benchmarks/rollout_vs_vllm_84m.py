@@ -1,4 +1,4 @@
-"""`rollout_vs_vllm` at 84M parameters, where matrix products decide; 128 requests, on two threads."""
+"""`rollout_vs_vllm` at 84M parameters, where matrix products decide, on two threads."""
 
 from benchmarks.rollout_vs_transformers_84m import LARGE
 from benchmarks.rollout_vs_vllm import compare
@@ -6,7 +6,7 @@ from benchmarks.rollout_vs_vllm import compare
 
 def measure() -> dict[str, str | float]:
     """On all cores of a laptop."""
-    return compare("rollout_vs_vllm_84m", LARGE, requests=128, threads=2)
+    return compare("rollout_vs_vllm_84m", LARGE, threads=2)
 
 
 if __name__ == "__main__":
