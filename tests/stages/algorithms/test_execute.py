@@ -1,7 +1,5 @@
 """How a graph runs: side by side, in order where it must, and with the same bits as one after the other."""
 
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -318,15 +316,6 @@ def test_a_limit_holds_for_a_node_that_another_thread_began(make: Any) -> None:
     with pytest.raises(TimeoutError, match=r"experience\.hangs: slow took longer"):
         make(experience=experience, metrics={"end": "end"}).run_experience(batch(torch.zeros(3)), given_tensors(3))
     assert time.monotonic() - began < 20
-
-
-def test_a_thread_that_hangs_does_not_keep_the_process(tmp_path: Path) -> None:
-    code = """
-import time
-from stages.algorithms.threads import start
-start(lambda: time.sleep(600))
-"""
-    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
 
 
 def test_what_talks_to_other_ranks_may_neither_be_tried_again_nor_be_limited(make: Any) -> None:
