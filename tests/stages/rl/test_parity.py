@@ -300,6 +300,21 @@ def test_tokens_of_another_version_are_not_compared(learner: Learner) -> None:
     assert none == {"parity": 0, "parity_mean": 0}
 
 
+def test_no_pass_over_compared_samples_is_larger_than_a_micro_batch(
+    learner: Learner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, passes = engine_of(learner), list[int]()
+    rollouts, real = played(engine), type(learner.policy).forward
+
+    def forward(self: Any, packed: Any, **options: Any) -> Any:
+        passes.append(int(packed.lengths.sum()))
+        return real(self, packed, **options)
+
+    monkeypatch.setattr(type(learner.policy), "forward", forward)
+    check_rollouts(gate_of(learner, engine), rollouts, 1, 1)
+    assert len(passes) > 1 and max(passes) <= 30
+
+
 def test_the_compared_samples_lie_apart_and_change_with_the_step() -> None:
     assert spread(16, 4, 0) == [0, 4, 8, 12] and spread(16, 4, 1) == [1, 5, 9, 13] and spread(16, 4, 5) == [1, 5, 9, 13]
     assert spread(2, 4, 1) == [0, 1] and spread(0, 4, 1) == []
