@@ -59,7 +59,7 @@ def test_episodes_of_two_turns_agree_with_the_policy_where_it_spoke_and_only_the
     assert told[-1] == 24 and engine.reused > 0
     table = tabulate([Rewarded(0, episode, 256, [0.0], 0.0) for episode in played], 1)
     assert (table.turns == 2).sum() > 12
-    observation = tokenizer.convert_tokens_to_ids(list("12;"))
+    observation = [tokenizer.convert_tokens_to_ids(character) for character in "12;"]
     for index, episode in enumerate(played):
         tokens, mask = table.sequence(index)
         assert tokens[~mask].tolist() == PROMPT + (observation if len(episode.completions) == 2 else [])
