@@ -11,12 +11,15 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedConfig
 
 
-def free_memory(device: torch.device) -> int:
-    """Bytes that may be taken now: of the card, with what torch holds and does not use, or of the machine."""
+def memory_of(device: torch.device) -> int:
+    """Bytes that are free on the card, with what torch holds and does not use; of a CPU's machine, all it has.
+
+    What is free on a machine changes from one start to the next, and with it the number of rows: the bits would differ.
+    """
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
-    return psutil.virtual_memory().available
+    return psutil.virtual_memory().total
 
 
 class SlotCache:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stages.rollout.draws import uniforms
-from stages.rollout.torch.cache import free_memory
+from stages.rollout.torch.cache import memory_of
 from stages.rollout.torch.compiler import Compiler
 from stages.rollout.torch.sample import Kept, Sample
 from stages.rollout.torch.slots import Slots
@@ -33,7 +33,7 @@ class Rows:
     """
 
     def __init__(self, slots: Slots, most: int, memory_share: float, compiler: Compiler | None = None) -> None:
-        """Keys and values take at most `memory_share` of what is free. `compiler` where decode steps are compiled."""
+        """Keys and values take at most `memory_share` of `memory_of` the device. `compiler` where decode steps are compiled."""
         self.slots, self.most, self.memory_share, self.compiler = slots, most, memory_share, compiler
         self.allowed = most
         """Rows that memory allowed when last looked."""
@@ -49,7 +49,7 @@ class Rows:
     @cached_property
     def capacity(self) -> int:
         """Positions that there may be, of all rows together."""
-        return int(self.memory_share * free_memory(self.slots.device)) // self.slots.cache.bytes_each
+        return int(self.memory_share * memory_of(self.slots.device)) // self.slots.cache.bytes_each
 
     def check(self, sample: Sample) -> None:
         """Raise ValueError when `sample` would not have room if it were alone."""

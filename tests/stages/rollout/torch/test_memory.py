@@ -22,7 +22,7 @@ REQUESTS = [Request([1, *range(3, 3 + length)], seed, most) for seed, (length, m
 
 def give(monkeypatch: pytest.MonkeyPatch, positions: int) -> list[int]:
     """Memory for so many positions; returns the list of how many the cache had each time it grew."""
-    monkeypatch.setattr(rows, "free_memory", lambda device: 2 * positions * EACH)  # pyright: ignore
+    monkeypatch.setattr(rows, "memory_of", lambda device: 2 * positions * EACH)  # pyright: ignore
     had: list[int] = []
     grow = cache.SlotCache.grow
 
