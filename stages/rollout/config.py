@@ -29,9 +29,9 @@ class EngineConfig(Section):
     """torch: Qianka's own sampler, on the policy's own weights where it can. vllm: in the rank's process. vllm_server:
     one process for all ranks of a node."""
     memory_share: float = Field(default=0.4, gt=0, lt=1)
-    """vllm: of a card's memory, what weights and keys and values take; the rest is the trainer's. torch: of the memory
-    that is free on a card when a rollout begins, or that a machine without cards has, what keys and values take at most,
-    with fewer slots where it does not reach."""
+    """vllm: of a card's memory, what weights and keys and values take; the rest is the trainer's. torch: what keys and
+    values take at most, of a card's memory that is free when a rollout begins, or of all that a machine without cards
+    has, with fewer slots where it does not reach."""
     compile: bool = False
     """torch.compile the decode step of the torch engine: minutes at the first start, then read from the node's disk.
     On a CPU it gains less than a tenth."""

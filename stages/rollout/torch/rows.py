@@ -33,7 +33,7 @@ class Rows:
     """
 
     def __init__(self, slots: Slots, most: int, memory_share: float, compiler: Compiler | None = None) -> None:
-        """Keys and values take at most `memory_share` of `memory_of` the device. `compiler` where decode steps are compiled."""
+        """Keys and values take at most `memory_share` of `memory_of`. `compiler` where decode steps are compiled."""
         self.slots, self.most, self.memory_share, self.compiler = slots, most, memory_share, compiler
         self.allowed = most
         """Rows that memory allowed when last looked."""
