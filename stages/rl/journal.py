@@ -21,7 +21,7 @@ class Journal:
         """`folder` is the attempt's; `terms` are the names of the reward's."""
         self.folder, self.job, self.environment_hash = folder / FOLDER, job, environment_hash
         assert all(map(str.isidentifier, terms)), "a comma would cut a name in two"
-        self.terms = ",".join(terms)
+        self.terms = tuple(terms)
 
     def resume(self, step: int) -> None:
         """Before going on after `step`: drop what another number of ranks has played beyond it. Rank 0 calls it.
@@ -67,5 +67,5 @@ class Journal:
             "world_size": self.job.world_size,
             "policy_version": version,
             "environment_hash": self.environment_hash,
-            "terms": self.terms,
+            "terms": ",".join(self.terms),
         }

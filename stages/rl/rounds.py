@@ -23,6 +23,7 @@ from stages.rl.rollouts import Player, Task
 from stages.rl.samples import Samples
 from stages.rl.skipping import not_zero
 from stages.rl.state import State
+from stages.rl.summary import broken_grader
 from stages.trainer.device import any_rank, total
 
 
@@ -97,10 +98,11 @@ class Rounds:
     def _round(self, step: int, number: int, version: int, tasks: list[Task]) -> tuple[Trajectories, Verdict, bool]:
         """Rollouts that the gate has passed and the journal has, and whether this rank has found them there.
 
-        Where they do not pass nothing is committed, so a later start plays them anew; but not what was found, which
-        had passed before. The first step after a checkpoint was played by the very weights that are in it: if it does
-        not pass, they have come back wrong. Later ones were played by weights that this start has trained anew, which
-        on a card are the same but for rounding, and are played anew where they part.
+        Where they do not pass, or the grader is broken (RuntimeError), nothing is committed, so a later start plays
+        them anew; but not what was found, which had passed before. The first step after a checkpoint was played by the
+        very weights that are in it: if it does not pass, they have come back wrong. Later ones were played by weights
+        that this start has trained anew, which on a card are the same but for rounding, and are played anew where they
+        part.
         """
         found = self.journal.read(step, number, version, {task.slot: task.row["id"] for task in tasks})
         trajectories = self.player.play(step, tasks) if found is None else found
@@ -109,11 +111,14 @@ class Rounds:
             trajectories = trajectories if found is None else self.player.play(step, tasks)
             found = None
             verdict = self.gate.compare(trajectories, step, version)
+        broken = broken_grader(trajectories, self.journal.terms)
         if found is None:
-            self.journal.write(step, number, version, trajectories, refused=not verdict.passes)
+            self.journal.write(step, number, version, trajectories, refused=bool(broken) or not verdict.passes)
         if not verdict.passes:
             origin = "" if found is None else ", which were read back after a resume"
             self.gate.refuse(verdict, version, f"rollouts of step {step}{origin}")
+        if broken:
+            raise RuntimeError(f"step {step}: {broken}")
         return trajectories, verdict, found is not None
 
     def _row(self, index: int) -> Row:

@@ -12,7 +12,7 @@ from stages.environments.rewards import VERIFIER
 from stages.trainer.device import largest, total
 
 MAX_FAILED_SHARE = 0.5
-"""Of the samples of a step that were put to the grader; with more of them ungraded it is broken, not a prompt."""
+"""Of the samples of a round that were put to the grader; with more of them ungraded it is broken, not a prompt."""
 OWN_METRICS = frozenset(
     {
         *("reward", "success", "finished", "grader_failures", "prompts_set_aside", "groups_without_signal"),
@@ -39,18 +39,14 @@ class Summary(NamedTuple):
 
 
 def summarise(trajectories: Trajectories, ids: Sequence[str], terms: Sequence[str], max_turns: int = 1) -> Summary:
-    """Sum up a step whose prompts had these `ids`, and whose reward had these terms. All ranks call it together.
-
-    Raises RuntimeError when the grader or a term failed on more than MAX_FAILED_SHARE of the samples.
-    """
+    """Sum up a step whose prompts had these `ids`, and whose reward had these terms. All ranks call it together."""
     graded = trajectories.graded
     failed = np.bincount(trajectories.groups[~graded], minlength=len(ids))
     rewards, lengths = trajectories.rewards[graded], trajectories.completion_lengths
     succeeded = trajectories.terms[graded, terms.index(VERIFIER)] if VERIFIER in terms else rewards
     groups, agreeing = groups_without_signal(rewards, trajectories.groups[graded])
-    samples, put, count, tokens, reward, success, finished, groups, agreeing, *failed_by_prompt = total(
+    samples, count, tokens, reward, success, finished, groups, agreeing, *failed_by_prompt = total(
         len(trajectories),
-        int((trajectories.finished | ~graded).sum()),
         int(graded.sum()),
         int(lengths.sum()),
         float(rewards.sum()),
@@ -61,13 +57,6 @@ def summarise(trajectories: Trajectories, ids: Sequence[str], terms: Sequence[st
         *failed.tolist(),
     )
     failed_ids = [name for name, failures in zip(ids, failed_by_prompt, strict=True) if failures]
-    of_terms = term_metrics(trajectories, terms)
-    if samples - count > MAX_FAILED_SHARE * put:
-        broken = ", ".join(term for term in terms if of_terms[f"{PREFIX}{term}_failed"])
-        raise RuntimeError(
-            f"the grader failed on {samples - count:.0f} of the {put:.0f} samples of a step that were put to it"
-            f"{f', the term {broken}' if broken else ''}, for example of row {failed_ids[0]}; the log says why"
-        )
     metrics = {
         "reward": reward / count,
         "success": success / count,
@@ -78,11 +67,28 @@ def summarise(trajectories: Trajectories, ids: Sequence[str], terms: Sequence[st
         "finished": finished / samples,
         "grader_failures": samples - count,
         "tokens": tokens,
-        **of_terms,
+        **term_metrics(trajectories, terms),
     }
     if max_turns > 1:
         metrics["turns"] = total(int(trajectories.turns.sum()))[0] / samples
     return Summary(metrics, int(tokens), failed_ids)
+
+
+def broken_grader(trajectories: Trajectories, terms: Sequence[str]) -> str:
+    """What is wrong when the grader or a term failed on more than MAX_FAILED_SHARE of a round's samples, else ''.
+
+    All ranks call it together; those without an example of their own name none.
+    """
+    ungraded = ~trajectories.graded
+    failed, put = total(int(ungraded.sum()), int((trajectories.finished | ungraded).sum()))
+    if failed <= MAX_FAILED_SHARE * put:
+        return ""
+    terms = [
+        term for term, wrong in zip(terms, np.isnan(trajectories.terms).any(axis=0).tolist(), strict=True) if wrong
+    ]
+    named = f", the term {', '.join(terms)}" if terms else ""
+    named += f", for example of row {trajectories.prompt_ids[int(ungraded.argmax())]}" if ungraded.any() else ""
+    return f"the grader failed on {failed:.0f} of the {put:.0f} samples that were put to it{named}; the log says why"
 
 
 def term_metrics(trajectories: Trajectories, terms: Sequence[str]) -> dict[str, float]:

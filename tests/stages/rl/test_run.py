@@ -258,12 +258,19 @@ def test_ungraded_samples_are_left_out_counted_and_in_the_end_set_aside(
     assert table["reward/verifier_failed"].to_pylist() == [failed / 16 for failed in failures]
 
 
-def test_a_grader_that_always_fails_ends_the_run(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    failing(monkeypatch, lambda task: True)
-    with pytest.raises(
-        RuntimeError, match=r"the grader failed on (\d+) of the \1 samples .* the term verifier, for example of row"
-    ):
-        run(world.config, world.inputs, world.attempt(), Job())
+def test_a_grader_that_always_fails_ends_the_run_which_goes_on_once_it_is_mended(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = world.attempt()
+    with monkeypatch.context() as broken:
+        failing(broken, lambda task: True)
+        with pytest.raises(
+            RuntimeError, match=r"the grader failed on (\d+) of the \1 samples .* the term verifier, for example of row"
+        ):
+            run(world.config, world.inputs, folder, Job())
+    assert (folder / "trajectories" / "step-000001-rank-0000.h5.refused").exists()
+    run(world.config, world.inputs, folder, Job())
+    assert read_metrics(folder)["grader_failures"].to_pylist() == [0.0] * 4
 
 
 def test_a_step_with_nothing_to_learn_counts(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
