@@ -83,9 +83,7 @@ def broken_grader(trajectories: Trajectories, terms: Sequence[str]) -> str:
     failed, put = total(int(ungraded.sum()), int((trajectories.finished | ungraded).sum()))
     if failed <= MAX_FAILED_SHARE * put:
         return ""
-    terms = [
-        term for term, wrong in zip(terms, np.isnan(trajectories.terms).any(axis=0).tolist(), strict=True) if wrong
-    ]
+    terms = [term for index, term in enumerate(terms) if np.isnan(trajectories.terms[:, index]).any()]
     named = f", the term {', '.join(terms)}" if terms else ""
     named += f", for example of row {trajectories.prompt_ids[int(ungraded.argmax())]}" if ungraded.any() else ""
     return f"the grader failed on {failed:.0f} of the {put:.0f} samples that were put to it{named}; the log says why"
