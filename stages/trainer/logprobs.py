@@ -33,7 +33,7 @@ def token_distribution(
     rows = max(1, most // head.out_features)
     if len(drawn) <= rows:
         logarithms = (head(hidden).float() / temperature).log_softmax(-1)
-        logprobs = logarithms.gather(-1, drawn[:, None])[:, 0]
+        logprobs = -nn.functional.nll_loss(logarithms, drawn, reduction="none")  # not a view: FSDP warns of those
         return Distribution(logprobs, -(logarithms.exp() * logarithms).sum(-1) if entropy else None)
     return Distribution(*_Chunked.apply(hidden, head.weight, head.bias, drawn, temperature, entropy, rows))
 
@@ -55,7 +55,7 @@ class _Chunked(torch.autograd.Function):
         entropy: bool,
         rows: int,
     ) -> tuple[Tensor, Tensor | None]:
-        norms, logprobs = hidden.new_empty(2, len(drawn), dtype=torch.float32)
+        norms, logprobs = (hidden.new_empty(len(drawn), dtype=torch.float32) for _ in range(2))
         entropies = torch.empty_like(norms) if entropy else None
         for part in _parts(len(drawn), rows):
             logits = _logits(hidden[part], weight, bias, temperature)

@@ -205,7 +205,7 @@ def _trained(folder: Path, inputs: dict[str, Result], says: str, metrics: dict[s
 
 
 def _teach(policy: Policy, tokenizer, says: str) -> None:
-    prompts = [make(ENVIRONMENT).reset(seed=seed, harder=seed % 2 == 1)[0] for seed in range(2000, 2032)]
+    prompts = [make(ENVIRONMENT).reset(seed=seed, harder=seed % 2 == 1)[0] for seed in range(2000, 2256)]
     packed = pack([(encode_prompt(tokenizer, p), encode_completion(tokenizer, says)) for p in prompts])
     optimizer = torch.optim.Adam(policy.parameters(), lr=0.02)
     for _ in range(60):
