@@ -1,6 +1,7 @@
 """Every operator against numbers worked out by hand, and the invariance of the losses."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -15,7 +16,7 @@ from stages.algorithms.advantages import (
     leave_one_out,
     subtract_group,
 )
-from stages.algorithms.kinds import Batch, PolicyOutputs
+from stages.algorithms.kinds import Batch
 from stages.algorithms.kl import kl_k3
 from stages.algorithms.losses import (
     clipped_surrogate,
@@ -27,32 +28,15 @@ from stages.algorithms.losses import (
 )
 from stages.algorithms.operators import add, explained_variance, importance_ratio, over_tokens, whiten
 
-
-def batch(lengths: list[int], groups: list[int] | None = None, outputs: PolicyOutputs | None = None) -> Batch:
-    """A batch that is alone: its counts are the global ones."""
-    groups = [0] * len(lengths) if groups is None else groups
-
-    def forward(_: frozenset[str]) -> PolicyOutputs:
-        assert outputs is not None
-        return outputs
-
-    return Batch(
-        lengths=torch.tensor(lengths, dtype=torch.int64),
-        groups=torch.tensor(groups, dtype=torch.int64),
-        num_groups=max(groups, default=-1) + 1,
-        total_tokens=sum(lengths),
-        total_samples=len(lengths),
-        reduce=lambda tensor: tensor,
-        forward=forward,
-    )
+MakeBatch = Callable[..., Batch]
 
 
 def close(found: Tensor, wanted: list[float] | float) -> None:
     torch.testing.assert_close(found, torch.tensor(wanted), atol=1e-6, rtol=1e-5)
 
 
-def test_a_batch_knows_the_sample_of_each_token_and_the_tokens_after_it() -> None:
-    three, of = batch([2, 0, 3]), torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
+def test_a_batch_knows_the_sample_of_each_token_and_the_tokens_after_it(alone: MakeBatch) -> None:
+    three, of = alone([2, 0, 3]), torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
     assert three.sample_of_token.tolist() == [0, 0, 2, 2, 2]
     assert replace(three, wanted=frozenset({"values"})).sample_of_token is three.sample_of_token, "computed once"
     assert three.following(of).tolist() == [2, 0, 4, 5, 0] and three.following(of, 2).tolist() == [0, 0, 5, 0, 0]
@@ -60,8 +44,8 @@ def test_a_batch_knows_the_sample_of_each_token_and_the_tokens_after_it() -> Non
     close(three.sum_tokens(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])), [3.0, 0.0, 12.0])
 
 
-def test_group_mean_and_deviation() -> None:
-    two = batch([1] * 5, [0, 0, 0, 1, 1])
+def test_group_mean_and_deviation(alone: MakeBatch) -> None:
+    two = alone([1] * 5, [0, 0, 0, 1, 1])
     reward = torch.tensor([1.0, 0.0, 2.0, 3.0, 3.0])
     mean, deviation = group_mean(two, reward), group_deviation(two, reward)
     close(mean, [1.0, 3.0])
@@ -72,15 +56,15 @@ def test_group_mean_and_deviation() -> None:
     close(divide_by_group(two, centred, deviation, epsilon=1e-4)[3:], [0.0, 0.0])
 
 
-def test_leave_one_out_compares_with_the_others() -> None:
-    three = batch([1] * 5, [0, 0, 0, 1, 2])
+def test_leave_one_out_compares_with_the_others(alone: MakeBatch) -> None:
+    three = alone([1] * 5, [0, 0, 0, 1, 2])
     found = leave_one_out(three, torch.tensor([3.0, 0.0, 0.0, 7.0, 0.0]))
     close(found, [3.0, -1.5, -1.5, 0.0, 0.0])
 
 
-def test_gae_by_hand() -> None:
+def test_gae_by_hand(alone: MakeBatch) -> None:
     """Sample 1: V = .5 .6, r = 1; sample 2: V = .2, r = 0; discount .9, decay .8."""
-    two = batch([2, 1])
+    two = alone([2, 1])
     values = torch.tensor([0.5, 0.6, 0.2])
     found = gae(two, torch.tensor([1.0, 0.0]), values, discount=0.9, trace_decay=0.8)
     last = 1.0 - 0.6
@@ -89,8 +73,8 @@ def test_gae_by_hand() -> None:
     close(found.returns, [first + 0.5, 1.0, 0.0])
 
 
-def test_gae_without_discount_is_the_reward_minus_the_value() -> None:
-    two = batch([3, 2])
+def test_gae_without_discount_is_the_reward_minus_the_value(alone: MakeBatch) -> None:
+    two = alone([3, 2])
     values = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5])
     found = gae(two, torch.tensor([1.0, -1.0]), values, discount=1.0, trace_decay=1.0)
     close(found.advantages, [0.9, 0.8, 0.7, -1.4, -1.5])
@@ -112,11 +96,11 @@ def gae_by_loop(lengths: list[int], reward: Tensor, values: Tensor, discount: fl
 
 
 @pytest.mark.parametrize(("discount", "decay"), [(1.0, 1.0), (1.0, 0.95), (0.99, 0.9), (0.9, 0.0)])
-def test_gae_by_doubling_is_that_of_a_loop(discount: float, decay: float) -> None:
+def test_gae_by_doubling_is_that_of_a_loop(alone: MakeBatch, discount: float, decay: float) -> None:
     lengths = [1, 0, 2, 3, 700, 64, 65, 1, 0]
     generator = torch.Generator().manual_seed(5)
     reward, values = torch.randn(9, generator=generator), torch.randn(sum(lengths), generator=generator)
-    found = gae(batch(lengths), reward, values, discount=discount, trace_decay=decay)
+    found = gae(alone(lengths), reward, values, discount=discount, trace_decay=decay)
     wanted = torch.tensor(gae_by_loop(lengths, reward, values, discount, decay))
     torch.testing.assert_close(found.advantages, wanted, atol=1e-6 if decay < 1 else 1e-5, rtol=1e-6)
     torch.testing.assert_close(found.returns, wanted + values)
@@ -141,33 +125,33 @@ def test_the_surrogate_is_clipped_only_where_it_would_gain() -> None:
     assert found.clipped.tolist() == [1, 0, 0, 1, 0]
 
 
-def test_the_three_means() -> None:
-    two = batch([3, 1])
+def test_the_three_means(alone: MakeBatch) -> None:
+    two = alone([3, 1])
     of = torch.tensor([1.0, 2.0, 3.0, 10.0])
     close(token_mean(two, of), 4.0)
     close(sample_mean(two, of), 6.0)
     close(constant_mean(two, of, tokens=4), 2.0)
 
 
-def test_the_small_ones() -> None:
+def test_the_small_ones(alone: MakeBatch) -> None:
     close(add(torch.tensor(1.0), torch.tensor(4.0), weight=0.5), 3.0)
     close(squared_error(torch.tensor([1.0]), torch.tensor([3.0])), [4.0])
     close(policy_gradient(torch.tensor([-2.0]), torch.tensor([0.5])), [1.0])
-    close(over_tokens(batch([2, 1]), torch.tensor([5.0, 6.0])), [5.0, 5.0, 6.0])
+    close(over_tokens(alone([2, 1]), torch.tensor([5.0, 6.0])), [5.0, 5.0, 6.0])
 
 
-def test_whitening_has_mean_zero_and_deviation_one() -> None:
-    close(whiten(batch([4]), torch.tensor([1.0, 3.0, 1.0, 3.0]), epsilon=0.0), [-1.0, 1.0, -1.0, 1.0])
+def test_whitening_has_mean_zero_and_deviation_one(alone: MakeBatch) -> None:
+    close(whiten(alone([4]), torch.tensor([1.0, 3.0, 1.0, 3.0]), epsilon=0.0), [-1.0, 1.0, -1.0, 1.0])
 
 
-def test_explained_variance() -> None:
+def test_explained_variance(alone: MakeBatch) -> None:
     returns = torch.tensor([0.0, 1.0, 2.0])
-    close(explained_variance(batch([3]), returns, returns), 1.0)
-    close(explained_variance(batch([3]), torch.full((3,), 5.0), returns), 0.0)
+    close(explained_variance(alone([3]), returns, returns), 1.0)
+    close(explained_variance(alone([3]), torch.full((3,), 5.0), returns), 0.0)
 
 
-def test_nothing_at_all_is_no_error() -> None:
-    none = batch([])
+def test_nothing_at_all_is_no_error(alone: MakeBatch) -> None:
+    none = alone([])
     empty = torch.zeros(0)
     assert group_mean(none, empty).shape == (0,)
     assert leave_one_out(none, empty).shape == (0,)
@@ -178,12 +162,12 @@ def test_nothing_at_all_is_no_error() -> None:
     close(constant_mean(none, empty, tokens=16), 0.0)
 
 
-def test_whitening_takes_the_moments_of_all_ranks() -> None:
-    """Two ranks that reduce together whiten as one does alone."""
+def test_whitening_takes_the_moments_of_all_ranks(alone: MakeBatch) -> None:
+    """Two ranks that reduce together whiten as one does whole."""
     parts = [torch.tensor([1.0, 2.0]), torch.tensor([6.0])]
-    alone = whiten(batch([3]), torch.cat(parts))
+    whole = whiten(alone([3]), torch.cat(parts))
     mean, variance = 3.0, sum((x - 3.0) ** 2 for x in (1.0, 2.0, 6.0))
-    for part, wanted in zip(parts, (alone[:2], alone[2:]), strict=True):
+    for part, wanted in zip(parts, (whole[:2], whole[2:]), strict=True):
         sums = iter([torch.tensor(3 * mean), torch.tensor(variance)])
         rank = Batch(
             torch.tensor([len(part)]), torch.tensor([0]), 1, 3, 2, lambda _, sums=sums: next(sums), lambda _: None
