@@ -73,6 +73,8 @@ class Job:
     node: str = "localhost"
     rendezvous: Path | None = None
     """A file that rank 0 creates with the host and port of its store; None when there is one rank."""
+    supernode: str = ""
+    """Of the node, by the site's topology: fast links join its nodes. Without a topology all nodes are of one."""
     interface: str | None = None
     """The network interface for gloo, for sites where host names do not resolve to a routable address."""
     cpus: int = 1

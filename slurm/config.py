@@ -51,6 +51,14 @@ class ResourcesConfig(SbatchConfig):
     job, or all without a topology."""
 
 
+class ActorsConfig(ResourcesConfig):
+    """The shape of one task of the array of actors, and how many there are. Read when rl.mode is asynchronous."""
+
+    count: PositiveInt = 2
+    """Tasks of the array, each with nodes x tasks_per_node actors; local processes where there is no Slurm. More may
+    come (`qianka actors add`) and any may go while the run goes on."""
+
+
 class Variable(Section):
     """An environment variable of every rank."""
 
@@ -95,6 +103,7 @@ class SlurmConfig(SbatchConfig):
     sft: ResourcesConfig = ResourcesConfig()
     rl: ResourcesConfig = ResourcesConfig()
     evaluate: ResourcesConfig = ResourcesConfig()
+    actors: ActorsConfig = ActorsConfig()
 
     def resources(self, stage: str) -> ResourcesConfig:
         """The shape of a stage's job."""

@@ -1,6 +1,8 @@
 """Settings of the rl stage."""
 
-from pydantic import Field, PositiveInt, model_validator
+from typing import Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from data.section import Section
 from stages.environments.config import EnvironmentConfig, RewardConfig
@@ -22,9 +24,40 @@ class RLCheckpointConfig(CheckpointConfig):
     every_steps: PositiveInt = 5
 
 
-class RLConfig(Section):
-    """Reinforcement learning from the verifier's reward, synchronous mode."""
+class AsynchronousConfig(Section):
+    """How actors and learners go apart. Read in asynchronous mode only."""
 
+    max_staleness: PositiveInt = 2
+    """Updates between the weights that made the oldest token of a sample and those that learn from it, at most. Time in
+    queues counts."""
+    stale: Literal["requeue", "drop", "keep"] = "requeue"
+    """What becomes of samples that are older when their turn comes. requeue: they are thrown away, and the prompt is
+    played again at once; drop: the same, behind all prompts that wait; keep: they are learned from, by an algorithm
+    that corrects for their age."""
+    max_attempts: PositiveInt = 4
+    """So often a prompt may be lost with its actor, be too old or fail to be graded, before it is set aside."""
+    lease_seconds: PositiveFloat = 30.0
+    """Without a sign of life of an actor, until its prompts are given to others."""
+    partial_tokens: PositiveInt | None = None
+    """After so many tokens of a sample an actor hands its prompt back, half played, for any actor to go on with."""
+    store_bytes: PositiveInt = 2**30
+    """Of samples that wait to be learned from, on each learner rank. With more, actors wait."""
+    patience_minutes: PositiveFloat = 30.0
+    """An actor that finds no learner for so long ends."""
+    tls: bool = False
+    """Encrypt all that goes between processes, with a certificate that each start makes for itself."""
+    evaluate_every: int = Field(default=0, ge=0)
+    """Versions between two that the evaluator scores while training goes on; 0: there is no evaluator."""
+    evaluate_prompts: PositiveInt = 128
+
+
+class RLConfig(Section):
+    """Reinforcement learning from the verifier's reward."""
+
+    mode: Literal["synchronous", "asynchronous", "colocated"] = "synchronous"
+    """synchronous: each rank plays, then learns; repeatable bit for bit. colocated: the same, and what a phase has no
+    use for leaves the card. asynchronous: actors play in processes of their own while the learners learn."""
+    asynchronous: AsynchronousConfig = AsynchronousConfig()
     algorithm: str = "dr_grpo"
     """A shipped algorithm or the path of a YAML file. Its `settings` are the defaults of this section."""
     steps: PositiveInt = 40

@@ -53,7 +53,7 @@ def distributed(job: Job) -> Generator[torch.device, None, None]:
     else:
         torch.use_deterministic_algorithms(True)
     if job.interface is not None:
-        _address(job)  # an unknown one is an error here, with its name, and not one of gloo (slurm.environment)
+        address_of(job)  # an unknown one is an error here, with its name, and not one of gloo (slurm.environment)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     store = HashStore() if job.world_size == 1 else _meet(job)
     patience = timedelta(seconds=job.collective_seconds)
@@ -93,7 +93,7 @@ def _meet(job: Job) -> Store:
     timeout = timedelta(seconds=job.start_seconds)
     if job.is_first:
         token = secrets.token_hex(16)
-        host = _address(job)
+        host = address_of(job)
         store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timeout)
         store.set("token", token)
         _announce(job.rendezvous, {"host": host, "port": store.port, "token": token})
@@ -145,7 +145,8 @@ def _announce(rendezvous: Path, record: dict[str, str | int]) -> None:
     aside.replace(rendezvous)
 
 
-def _address(job: Job) -> str:
+def address_of(job: Job) -> str:
+    """Where other nodes reach this rank. ValueError when the configured interface is not there."""
     if job.interface is None:
         return job.node
     found: list[str] = []

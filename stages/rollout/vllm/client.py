@@ -11,10 +11,10 @@ import pyarrow as pa
 from pyarrow import flight
 from torch import Tensor
 
+from data.transport.endpoint import Endpoint
 from stages.rollout.config import SamplingConfig
 from stages.rollout.engine import Completion, Request, room
 from stages.rollout.vllm import wire
-from stages.rollout.vllm.endpoint import Endpoint
 from stages.rollout.vllm.engine import NO_WEIGHTS
 from stages.rollout.vllm.launch import Process, last_lines
 

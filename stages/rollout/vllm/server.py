@@ -23,9 +23,9 @@ from pyarrow import flight
 from transformers import AutoConfig
 
 from data.tokenizer import load_tokenizer
+from data.transport.endpoint import Endpoint, TokenCheck
 from stages.rollout.engine import Completion, Request
 from stages.rollout.vllm import wire
-from stages.rollout.vllm.endpoint import Endpoint, TokenCheck
 from stages.rollout.vllm.engine import Sampling, VllmEngine
 
 LOOK_SECONDS = 0.1

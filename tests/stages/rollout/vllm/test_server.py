@@ -17,11 +17,11 @@ import torch
 from pyarrow import flight
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from data.transport.endpoint import Endpoint
 from stages.rollout.config import SamplingConfig
 from stages.rollout.engine import Completion, Request, generate
 from stages.rollout.vllm import wire
 from stages.rollout.vllm.client import ServerEngine
-from stages.rollout.vllm.endpoint import Endpoint
 from stages.rollout.vllm.launch import Process
 
 LIMIT = 1e-4
