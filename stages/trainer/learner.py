@@ -96,14 +96,17 @@ class Learner:
         self.steps_done = state["optimizer_steps"]
         return step, state["caller"]
 
-    def full_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """The transformers model's weights, whole, by their Hugging Face names; tied ones once. One at a time."""
+    def weights(self) -> dict[str, Tensor]:
+        """The transformers model's weights by their Hugging Face names, tied ones once; in shards where it is."""
         reshard(self.policy)
         parameters = dict(self.policy.model.named_parameters())
         tied = {name for name, _ in self.policy.model.named_parameters(remove_duplicate=False)} - parameters.keys()
-        for name, tensor in self.policy.model.state_dict().items():
-            if name not in tied:
-                yield name, _full(tensor.detach())
+        return {name: tensor.detach() for name, tensor in self.policy.model.state_dict().items() if name not in tied}
+
+    def full_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The same, whole, one at a time."""
+        for name, tensor in self.weights().items():
+            yield name, _full(tensor)
 
     def export(self, tokenizer: PreTrainedTokenizerFast, folder: Path) -> list[Path]:
         """Write the transformers model (without a value head) as a Hugging Face folder; see `export.write_model`."""

@@ -1,0 +1,92 @@
+"""Where a process keeps versions of the weights: in shared memory where that has room, else in a folder on disk."""
+
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import psutil
+
+from stages.rl.weights.pieces import Outline
+
+MEMORY = Path("/dev/shm")
+PREFIX = f"qianka-weights-{os.getuid()}-"
+SPARE = 1.25
+"""So much more has to be free than the buffers take: others use the memory too."""
+LOCK = "lock"
+WRITING = "writing"
+"""What is not whole yet."""
+
+
+class Room:
+    """A folder for the buffers of this process. It has a lock that ends with the process, however that ends."""
+
+    def __init__(self, num_bytes: int, otherwise: Path, memory: Path = MEMORY) -> None:
+        """For `num_bytes` in all; `otherwise` is a folder on disk, for what has no room in `memory`."""
+        sweep(memory)
+        self.in_memory = memory.is_dir() and SPARE * num_bytes < _free(memory)
+        if not self.in_memory:
+            otherwise.mkdir(parents=True, exist_ok=True)
+            sweep(otherwise)
+            print(f"weights: {num_bytes:,} bytes have no room in {memory}, so versions go through {otherwise}")
+        self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=memory if self.in_memory else otherwise))
+        self._lock = _locked(self.folder)
+
+    def make(self, name: str, num_bytes: int) -> Path:
+        """A file of so many bytes, which are all there. OSError when they are not."""
+        path = self.folder / name
+        with path.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, num_bytes)
+        return path
+
+    def close(self) -> None:
+        """Remove all of it."""
+        for path in self.folder.iterdir():
+            drop(path)
+        self.folder.rmdir()
+        if self._lock is not None:
+            os.close(self._lock)
+
+
+def drop(path: Path) -> None:
+    """Remove a buffer and free its memory at once, also where somebody reads it, who then finds less than expected."""
+    if path.exists():
+        os.truncate(path, 0)
+        path.unlink()
+
+
+def sweep(memory: Path) -> None:
+    """Remove what processes that were killed have left in `memory`."""
+    for folder in memory.glob(f"{PREFIX}*"):
+        lock = _locked(folder)
+        if lock is not None:
+            shutil.rmtree(folder, ignore_errors=True)  # another one may sweep too
+            os.close(lock)
+
+
+def _locked(folder: Path) -> int | None:
+    """The folder's lock; None when its owner lives (or another one is about to remove it)."""
+    try:
+        descriptor = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _free(memory: Path) -> int:
+    """Bytes that fit: the file system may be allowed more than there is memory."""
+    return min(shutil.disk_usage(memory).free, psutil.virtual_memory().available)
+
+
+def keep(path: Path, found: Outline) -> None:
+    """Give a buffer that is whole its name, the digest, and put its outline beside it: from now on it can be read."""
+    path.replace(path.with_name(found.digest))
+    aside = path.with_name(f"{found.digest}.{WRITING}")
+    aside.write_text(found.model_dump_json())
+    aside.replace(path.with_name(f"{found.digest}.json"))

@@ -1,0 +1,83 @@
+"""The learner hands out its weights: bytes in shared memory, which the weights server beside it gives to others."""
+
+import mmap
+import time
+from pathlib import Path
+
+from data.transport.endpoint import Endpoint
+from stages.rl.messages import Source
+from stages.rl.weights.buffers import WRITING, Room, drop, keep
+from stages.rl.weights.layout import Layout, views
+from stages.rl.weights.pieces import outline
+from stages.trainer.learner import Learner
+
+KEPT = 2
+"""Versions that can be fetched; but for the time in which a new one is written in place of the older."""
+
+
+class Publisher:
+    """Publishes versions of a learner's weights. All ranks make one, and call `publish` and `close` together."""
+
+    def __init__(self, learner: Learner, announced: Path, otherwise: Path, seconds: float = 600.0) -> None:
+        """Rank 0's weights server, which serves `folder`, is announced in `announced`, after so many seconds at most.
+
+        `otherwise` is a folder on disk, for weights that have no room in memory.
+        """
+        self._learner, self._announced, self._seconds = learner, announced, seconds
+        self._layout = Layout(learner.weights())
+        self._room = Room(KEPT * self._layout.num_bytes, otherwise) if learner.job.is_first else None
+        self._kept: list[str] = []
+
+    @property
+    def folder(self) -> Path:
+        """Where rank 0 has the versions."""
+        assert self._room, "only rank 0 has it"
+        return self._room.folder
+
+    def publish(self, version: int, probe: str = "") -> Source | None:
+        """Hand out the weights of now, which are those of `version`, with its `probe` (see `Source`).
+
+        Rank 0 gets the source, the others None. Raises TimeoutError when there is no weights server to ask.
+        """
+        if self._room is None:
+            for _ in self._learner.full_weights():
+                pass  # ranks gather them together
+            return None
+        self._forget(KEPT - 1)
+        path = self._room.make(WRITING, self._layout.num_bytes)
+        with path.open("r+b") as file:
+            data = memoryview(mmap.mmap(file.fileno(), 0))
+        data[: len(self._layout.header)] = self._layout.header
+        places = dict(views(data))
+        for name, tensor in self._learner.full_weights():
+            places[name].copy_(tensor)
+        found = outline(data, version)
+        keep(path, found)
+        self._kept = [*(digest for digest in self._kept if digest != found.digest), found.digest]
+        return Source(
+            version=version,
+            digest=found.digest,
+            num_bytes=found.num_bytes,
+            endpoint=self._endpoint(),
+            probe=probe,
+        )
+
+    def close(self) -> None:
+        """Nothing can be fetched any more."""
+        if self._room:
+            self._room.close()
+
+    def _forget(self, left: int) -> None:
+        assert self._room
+        for digest in self._kept[:-left]:
+            for path in (self._room.folder / f"{digest}.json", self._room.folder / digest):
+                drop(path)
+        self._kept = self._kept[-left:]
+
+    def _endpoint(self) -> Endpoint:
+        end = time.monotonic() + self._seconds
+        while not self._announced.exists():
+            if time.monotonic() > end:
+                raise TimeoutError(f"no weights server has announced itself in {self._announced}")
+            time.sleep(0.05)
+        return Endpoint.read(self._announced)

@@ -1,0 +1,80 @@
+"""Real weights servers in processes of their own, and bytes to publish without a learner."""
+
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from data.transport.endpoint import Endpoint
+from stages.rl.weights.buffers import drop, keep
+from stages.rl.weights.pieces import Outline, outline
+
+
+class Server(NamedTuple):
+    """A weights server."""
+
+    process: subprocess.Popen[bytes]
+    announced: Path
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return Endpoint.read(self.announced)
+
+
+Start = Callable[..., Server]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Generator[Start]:
+    """Start a root (of a folder) or a relay (of another server's announcement), in a supernode."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def begin(source: Path, supernode: str = "home", *, name: str = "") -> Server:
+        announced = tmp_path / f"{name or len(processes)}.json"
+        root = ["--folder", source] if source.is_dir() else ["--folder", tmp_path / "disk", "--source", source]
+        command = [sys.executable, "-m", "stages.rl.weights", "--announce", announced, "--host", "127.0.0.1"]
+        command += ["--parent", os.getpid(), "--supernode", supernode, *root]
+        before = announced.stat().st_ino if announced.exists() else None
+        processes.append(subprocess.Popen([str(word) for word in command]))
+        until(lambda: announced.exists() and announced.stat().st_ino != before)
+        return Server(processes[-1], announced)
+
+    yield begin
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    """Wait until `condition` holds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it has not come true"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Callable[..., Outline]:
+    """Put bytes, random ones of a seed, into the folder of a root; they may replace another version."""
+    folder = tmp_path / "published"
+    folder.mkdir()
+
+    def publish(
+        version: int, num_bytes: int = 10_000, *, piece: int = 1000, replaces: Outline | None = None
+    ) -> Outline:
+        if replaces:
+            drop(folder / f"{replaces.digest}.json")
+            drop(folder / replaces.digest)
+        data = random.Random(version).randbytes(num_bytes)
+        (folder / "new").write_bytes(data)
+        found = outline(memoryview(data), version, piece)
+        keep(folder / "new", found)
+        return found
+
+    return publish
