@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 import stages.rl.run as stage
+import stages.rl.synchronous as loop
 from benchmarks.rl_step import Warm, demo, gemm_rate, larger, open_attempt, stage_config
 from data.job import Job
 from stages.environments.base import BaseEnvironment
@@ -145,13 +146,13 @@ def _watch(clock: Clock) -> Clock:
     clock.watch("parity", Gate, "compare")
     clock.watch("journal", Journal, "read")
     clock.watch("journal", Journal, "write")
-    clock.watch("experience: the rest", stage, "make_experience")
+    clock.watch("experience: the rest", loop, "make_experience")
     clock.watch("experience: forward", Forward, "_pass")
-    clock.watch("update: the rest", stage, "update")
+    clock.watch("update: the rest", loop, "update")
     clock.watch("update: forward", Samples, "forward", learned)
     clock.watch("update: backward", Learner, "accumulate")
     clock.watch("update: optimizer", Learner, "step")
-    clock.watch("metrics", stage, "summarise", lambda played, *_: int(played.mask.sum()), "rollout: decode")
+    clock.watch("metrics", loop, "summarise", lambda played, *_: int(played.mask.sum()), "rollout: decode")
     clock.watch("metrics", StepLog, "step")
     return clock
 

@@ -13,14 +13,20 @@ class State:
     """Where the run stands after a step."""
 
     cursor: int = 0
-    """Prompts taken from the permutation so far, over all ranks."""
+    """All positions of the stream of prompts before this one are done with: trained or set aside."""
     policy_version: int = 0
     """Steps that the weights have behind them, which is the version that the next rollouts carry."""
     tokens: int = 0
     """Tokens generated so far."""
     seconds: float = 0.0
-    failures: dict[str, int] = field(default_factory=dict)
+    failures: dict[str, int] = field(default_factory=dict[str, int])
     """By id of a prompt, the steps in which grading one of its samples has failed."""
+    ahead: tuple[int, ...] = ()
+    """Positions from the cursor on that are done with as well, in order; in asynchronous mode only."""
+    attempts: dict[int, int] = field(default_factory=dict[int, int])
+    """By position that is not done with, how often its samples were thrown away; in asynchronous mode only."""
+    positions_set_aside: int = 0
+    """Positions that were done with without being trained; in asynchronous mode only."""
 
     @property
     def set_aside(self) -> frozenset[str]:
@@ -44,3 +50,10 @@ class State:
     def to_json(self) -> dict[str, Any]:
         """As a JSON value."""
         return asdict(self)
+
+    @staticmethod
+    def from_json(saved: dict[str, Any]) -> "State":
+        """What `to_json` gave, after it was JSON; of nothing, the beginning. A key that is not known is an error."""
+        ahead, attempts = saved.get("ahead", ()), saved.get("attempts", {})
+        exact: dict[str, Any] = {"ahead": tuple(ahead), "attempts": {int(key): n for key, n in attempts.items()}}
+        return State(**{**saved, **exact})

@@ -16,7 +16,7 @@ from data.job import Job, Stopped
 from data.metrics import read_metrics
 from data.packing import Packed
 from data.tokenizer import decode, encode_completion, load_tokenizer
-from stages.rl import run as rl_run
+from stages.rl import synchronous as rl_run
 from stages.rl.rollouts import Player
 from stages.rl.run import run
 from stages.rollout.config import SamplingConfig
@@ -161,11 +161,11 @@ def test_rollouts_of_steps_that_were_trained_anew_are_played_anew_where_they_par
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr("stages.rl.run.update", update)
+        patch.setattr("stages.rl.synchronous.update", update)
         with pytest.raises(Crash):
             run(config, world.inputs, folder, Job())
     first, second, third = (path.read_bytes() for path in sorted((folder / "trajectories").iterdir()))
-    monkeypatch.setattr("stages.rl.run.update", rounded)
+    monkeypatch.setattr("stages.rl.synchronous.update", rounded)
     run(config, world.inputs, folder, Job())
     again = [path.read_bytes() for path in sorted((folder / "trajectories").iterdir())]
     assert again[0] == first and again[1] != second and again[2] != third and len(again) == 4

@@ -174,7 +174,7 @@ def test_a_reward_of_the_environment_that_is_no_number_names_the_sample(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Rows, "grade", lambda self, task, completion: (float("nan"), True))
-    monkeypatch.setattr("stages.rl.run.self_test", lambda *arguments: None)
+    monkeypatch.setattr("stages.rl.parts.self_test", lambda *arguments: None)
     with pytest.raises(ValueError, match=r"row .*, sample \d, seed \d+: the reward term verifier is nan"):
         run(world.changed(steps=1), world.inputs, world.attempt(), Job())
 
@@ -183,7 +183,7 @@ def test_the_grader_and_the_terms_see_the_whole_completion(world: Any, monkeypat
     """Field report E3: an answer at the very start counts, however long the completion."""
     heard: list[str] = []
     monkeypatch.setattr(Rows, "grade", lambda self, task, text: (float(heard.append(text) is None), True))
-    monkeypatch.setattr("stages.rl.run.self_test", lambda *arguments: None)
+    monkeypatch.setattr("stages.rl.parts.self_test", lambda *arguments: None)
     folder = world.attempt()
     run(world.changed(steps=1, sampling={"max_new_tokens": 24, "slots": 8}), world.inputs, folder, Job())
     table = read(folder)[0]

@@ -71,7 +71,7 @@ class Columns:
 
 
 def test_the_rows_of_a_split_stay_in_columns(world: Any, undisturbed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stages.rl.run.read_split", lambda *arguments: Columns(read_split(*arguments)))
+    monkeypatch.setattr("stages.rl.parts.read_split", lambda *arguments: Columns(read_split(*arguments)))
     folder = world.attempt()
     run(world.config, world.inputs, folder, Job())
     assert_same(folder, undisturbed)
@@ -136,9 +136,9 @@ class Crash(BaseException):
 CRASHES = [
     ("stages.rl.journal.write_trajectories", 1),
     ("stages.rl.journal.write_trajectories", 3),
-    ("stages.rl.run.make_experience", 2),
-    ("stages.rl.run.make_experience", 4),
-    ("stages.rl.run.update", 3),
+    ("stages.rl.synchronous.make_experience", 2),
+    ("stages.rl.synchronous.make_experience", 4),
+    ("stages.rl.synchronous.update", 3),
     ("data.metrics.Metrics.commit", 1),
     ("stages.trainer.learner.Learner.save", 1),
     ("stages.trainer.learner.Learner.save", 2),
@@ -187,7 +187,7 @@ def test_rollouts_that_were_played_are_not_played_again(world: Any, monkeypatch:
         real_update(engine, learner, version)
 
     monkeypatch.setattr(Player, "play", play)
-    monkeypatch.setattr("stages.rl.run.refresh", refresh)
+    monkeypatch.setattr("stages.rl.synchronous.refresh", refresh)
     with pytest.raises(Crash):
         run(world.config, world.inputs, folder, Job())
     run(world.config, world.inputs, folder, Job())
@@ -213,8 +213,8 @@ def test_an_engine_without_the_policys_weights_fails_the_job(world: Any, monkeyp
         return engine
 
     real = rl_engine.make_engine
-    monkeypatch.setattr("stages.rl.run.make_engine", make_engine)
-    monkeypatch.setattr("stages.rl.run.refresh", lambda *_: None)
+    monkeypatch.setattr("stages.rl.synchronous.make_engine", make_engine)
+    monkeypatch.setattr("stages.rl.synchronous.refresh", lambda *_: None)
     with pytest.raises(ParityError, match=r"disagree by .* nats \(limit 1e-04\)"):
         run(world.config, world.inputs, world.attempt(), Job())
 
@@ -237,7 +237,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, fails: Any) -> None:
         return real(self, task, completion)
 
     monkeypatch.setattr(Rows, "grade", grade)
-    monkeypatch.setattr("stages.rl.run.self_test", lambda *_: None)
+    monkeypatch.setattr("stages.rl.parts.self_test", lambda *_: None)
 
 
 def test_ungraded_samples_are_left_out_counted_and_in_the_end_set_aside(
