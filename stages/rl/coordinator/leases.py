@@ -44,6 +44,10 @@ class Leases:
     """How often each position was lost with its actor or failed; what learners threw away counts on top."""
     set_aside: dict[int, str] = field(default_factory=dict[int, str])
     """Positions that were tried too often, and why, until the learner has them as done with."""
+    expected: set[str] = field(default_factory=set[str])
+    """Members of the coordinator before this one, which have not said yet what they hold."""
+    grace: float = 0.0
+    """The time until which they are waited for: nothing is given out before, so nothing twice."""
     _advance: Advance | None = None
     _done: frozenset[int] = frozenset()
     _inventories: dict[int, dict[int, Shelved]] = field(default_factory=dict[int, dict[int, Shelved]])
@@ -52,6 +56,8 @@ class Leases:
     _seen: dict[str, float] = field(default_factory=dict[str, float])
     _stored: dict[int, float] = field(default_factory=dict[int, float])
     """Put, as their actors say, and when; their shards have not been asked since."""
+    _handed: dict[int, float] = field(default_factory=dict[int, float])
+    """Handed back, and when; their shards, which may have the beginning, have not been asked since."""
     _gone: dict[int, Gone] = field(default_factory=dict[int, Gone])
     _again: dict[int, int] = field(default_factory=dict[int, int])
     """Positions to be given out before any new one, and their places in the queue."""
@@ -75,6 +81,8 @@ class Leases:
             del self._stored[position]
         for position in [position for position in self._again if self._is_done(position)]:
             del self._again[position]
+        for position in [position for position in self._handed if self._is_done(position)]:
+            del self._handed[position]
         for position, gone in list(self._gone.items()):
             if self._is_done(position):
                 del self._gone[position]
@@ -97,18 +105,20 @@ class Leases:
                 self._again.pop(position, None)
                 self.set_aside.pop(position, None)
         for position, one in before.items():
-            if position not in now and position not in self._leased and not self._is_done(position):
-                self._gone.setdefault(position, Gone(one.attempt, asked, self._version))
+            if position not in now and position not in self._leased:
+                self._miss(position, one.attempt, asked)
         for position in [p for p, when in self._stored.items() if p % self.shards == shard and when <= asked]:
             del self._stored[position]
-            if position not in now and not self._is_done(position):
-                self._gone.setdefault(position, Gone(self._attempt(position), asked, self._version))
+            if position not in now:
+                self._miss(position, self._attempt(position), asked)
+        for position in [p for p, when in self._handed.items() if p % self.shards == shard and when <= asked]:
+            del self._handed[position]
 
     # What members say
 
     def grant(self, member: str, want: int, now: float) -> tuple[Lease, ...]:
         """As many leases as `member` wants and the window has room for, lowest positions first."""
-        if not self.ready or want <= 0:
+        if not self.ready(now) or want <= 0:
             return ()
         room = self.room
         # A half-played group is in the window already, so it needs no room.
@@ -143,6 +153,7 @@ class Leases:
     def adopt(self, member: str, leases: Iterable[Lease], now: float) -> None:
         """`member` has leases of another coordinator, which stay valid unless somebody else has the position."""
         self._seen[member] = now
+        self.expected.discard(member)
         for lease in leases:
             shelved = self._shelf(lease.position)
             if shelved and shelved.state != "partial" and shelved.attempt >= lease.attempt:
@@ -151,6 +162,7 @@ class Leases:
                 continue
             self._again.pop(lease.position, None)
             self._gone.pop(lease.position, None)
+            self.set_aside.pop(lease.position, None)
             self._hold(member, lease)
 
     def ended(self, member: str, ended: Ended, now: float) -> None:
@@ -164,6 +176,7 @@ class Leases:
         elif ended.how == "failed":
             self._lose(position, f"failed: {ended.why}")
         else:
+            self._handed[position] = now
             self._requeue(position)
 
     def leave(self, member: str) -> None:
@@ -172,10 +185,13 @@ class Leases:
             self._free(position)
             self._requeue(position)
         self._seen.pop(member, None)
+        self.expected.discard(member)
 
     def lost(self, member: str, why: str) -> None:
-        """`member` is gone without a word: each prompt that it had may be what ended it, and is one attempt nearer to
-        being set aside."""
+        """`member` is gone without a word, and each prompt that it had is one attempt nearer to being set aside.
+
+        It may have been what ended it.
+        """
         for position in list(self._by_member.get(member, {}).values()):
             self._free(position)
             self._lose(position, f"lost with {member}: {why}")
@@ -189,16 +205,16 @@ class Leases:
         for position, gone in list(self._gone.items()):
             if now - gone.since > self.lease_seconds:
                 self._requeue(position)
-        if self.ready:
+        if self.ready(now):
             self._find_missing()
         return silent
 
     # What is known
 
-    @property
-    def ready(self) -> bool:
-        """Whether enough is known to give out leases: the learner and all shards have spoken."""
-        return self._advance is not None and len(self._inventories) == self.shards
+    def ready(self, now: float) -> bool:
+        """Whether enough is known to give out leases: the learner, all shards and all members have spoken."""
+        told = self._advance is not None and len(self._inventories) == self.shards
+        return told and (not self.expected or now >= self.grace)
 
     @property
     def room(self) -> int:
@@ -210,7 +226,7 @@ class Leases:
         """Groups that are leased, shelved, or learned from."""
         shelved = set[int]().union(*self._inventories.values())
         positions = {position for position in shelved if not self._is_done(position)}
-        positions.update(self._leased, self._stored)
+        positions.update(self._leased, self._stored, self._handed)
         taken = sum(one.state == "taken" for shelf in self._inventories.values() for one in shelf.values())
         learning = self._advance.learning if self._advance else 0
         # What a learner took is in its shard's inventory until it is done with; unless that shard lost it.
@@ -247,7 +263,9 @@ class Leases:
         return self._inventories.get(position % self.shards, {}).get(position)
 
     def _partial(self, position: int) -> bool:
-        """Whether its shard has a beginning that is still good."""
+        """Whether its shard has, or may have, a beginning that is still good."""
+        if position in self._handed:
+            return True
         shelved = self._shelf(position)
         return shelved is not None and shelved.state == "partial" and shelved.attempt >= self._attempt(position)
 
@@ -272,6 +290,14 @@ class Leases:
             del mine[held.lease.id]
             if not mine:
                 del self._by_member[held.member]
+
+    def _miss(self, position: int, attempt: int, now: float) -> None:
+        """Its shard had it, and has it no more: trained, or thrown away, as the learner will say, or lost."""
+        if self._is_done(position):
+            return
+        self._gone.setdefault(position, Gone(attempt, now, self._version))
+        if self._attempt(position) > attempt:
+            self._requeue(position, late=self.drop)
 
     def _lose(self, position: int, why: str) -> None:
         self.losses[position] = self.losses.get(position, 0) + 1

@@ -1,0 +1,44 @@
+"""The table of members, as a file: for `qianka status`, which asks nobody, and for the coordinator that comes next."""
+
+import json
+import os
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from stages.rl.coordinator.members import Found, MemberState
+from stages.rl.messages import Message
+
+NAME = "actors.json"
+"""In the attempt's folder."""
+
+
+class Table(Message):
+    """Who takes part, who is gone and why, and what is told to nobody else."""
+
+    written: float = 0.0
+    """Unix time."""
+    members: tuple[MemberState, ...] = ()
+    gone: tuple[MemberState, ...] = ()
+    """Those that went last, the newest last."""
+    losses: dict[int, int] = Field(default_factory=dict[int, int])
+    """How often each position was lost with its actor or failed: restored, for it bounds the tries of a prompt."""
+    set_aside: dict[int, str] = Field(default_factory=dict[int, str])
+    scores: tuple[Found, ...] = ()
+
+
+def write_table(folder: Path, table: Table) -> None:
+    """In one step, for its owner alone."""
+    aside = folder / f"{NAME}.{os.getpid()}"
+    aside.unlink(missing_ok=True)
+    aside.touch(mode=0o600)
+    aside.write_text(table.model_dump_json(indent=1))
+    aside.replace(folder / NAME)
+
+
+def read_table(folder: Path) -> Table:
+    """As it was last written; an empty one where there is none, or one of another version of the code."""
+    try:
+        return Table.model_validate(json.loads((folder / NAME).read_text()))
+    except (FileNotFoundError, json.JSONDecodeError, ValidationError):
+        return Table()
