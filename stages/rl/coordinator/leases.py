@@ -232,6 +232,11 @@ class Leases:
         # What a learner took is in its shard's inventory until it is done with; unless that shard lost it.
         return max(len(positions), len(positions) - taken + learning)
 
+    @property
+    def heard(self) -> int:
+        """Shards that have said what they have."""
+        return len(self._inventories)
+
     def held(self, member: str) -> int:
         """Leases that `member` has."""
         return len(self._by_member.get(member, {}))

@@ -1,0 +1,172 @@
+"""What the coordinator answers. Pure: the time is an argument; its server calls it, one call at a time."""
+
+from collections import deque
+
+from stages.rl.config import AsynchronousConfig
+from stages.rl.coordinator.leases import Leases
+from stages.rl.coordinator.members import Found, Member, Members
+from stages.rl.coordinator.share import Load, quotas
+from stages.rl.coordinator.status import Status
+from stages.rl.coordinator.table import Table
+from stages.rl.messages import Advance, Inventory, Join, Message, Orders, Renewal, Score, Source
+from stages.rl.weights.routes import Routes
+
+GRACE_SECONDS = 3.0
+"""So long a new coordinator waits for what the members of the last one hold."""
+RENEW_SECONDS = 1.0
+"""Between two signs of life."""
+HUNGRY_SECONDS = 0.2
+"""The same of an actor that wants more than it gets, where there are few."""
+CALLS_A_SECOND = 600
+"""Of hungry actors all together."""
+SCORES = 64
+"""So many of the evaluator's scores are kept."""
+
+
+class Coordinator:
+    """Members, leases and routes of a run."""
+
+    def __init__(
+        self, config: AsynchronousConfig, shards: int, home: str, start: str, before: Table, now: float
+    ) -> None:
+        """`home` is the learner's supernode; `before` is what the last coordinator has left behind."""
+        self.leases = Leases(
+            start, shards, config.lease_seconds, config.max_attempts, drop=config.stale == "drop",
+            losses=dict(before.losses), set_aside=dict(before.set_aside),
+            expected={state.name for state in before.members if state.role == "actor"}, grace=now + GRACE_SECONDS,
+        )  # fmt: skip
+        self.members = Members(config.lease_seconds, before.gone)
+        self._before = {state.name: state for state in before.members}
+        self._unheard = now + config.lease_seconds
+        self._routes = Routes(home)
+        self._start = start
+        self._source: Source | None = None
+        self._scores = deque(before.scores, maxlen=SCORES)
+        self._quotas: dict[str, int] = {}
+        self._end = ""
+
+    def join(self, join: Join, now: float) -> Message:
+        """A member comes, or comes again."""
+        if self.members.join(join, now):
+            self.leases.lost(join.member, "started anew")
+        before = self._before.pop(join.member, None)
+        if before:
+            self.members.living[join.member].since = before.since
+        self._routes.join(join.member, join.supernode)
+        return Message()
+
+    def renew(self, renewal: Renewal, now: float) -> Orders:
+        """A sign of life, answered with all that the member has to know."""
+        name = renewal.member
+        member = self.members.living.get(name)
+        if member is None:
+            return Orders(stranger=True, leave=self._end)
+        if member.fresh:
+            self.leases.adopt(name, renewal.leases, now)
+        member.renew(renewal.rates, renewal.trouble, now)
+        for ended in renewal.ended:
+            self.leases.ended(name, ended, now)
+        lost = self.leases.renew(name, renewal.holding, now)
+        if renewal.leaving:
+            self._leaves(name, renewal.leaving, now)
+            return Orders(lost=lost, leave="as it said")
+        if renewal.trouble:
+            self._routes.doubt(name)
+        self._routes.listens(name, renewal.relay)
+        given = () if self._end else self.leases.grant(name, self._allowed(member, renewal.want), now)
+        return Orders(
+            leases=given, lost=lost, source=self._source and self._routes.source(name, self._source),
+            relay=self._routes.relays(name), leave=self._end,
+            seconds=self._seconds(hungry=len(given) < renewal.want),
+        )  # fmt: skip
+
+    def advance(self, advance: Advance, now: float) -> Status:
+        """The learner has gone on, or says again where it is."""
+        self.leases.advance(advance)
+        self._source = advance.source
+        return self.status(now)
+
+    def score(self, score: Score, now: float) -> Message:
+        """The evaluator has found something."""
+        self._scores.append(Found(when=now, **score.model_dump()))
+        return Message()
+
+    def end(self, why: str) -> Message:
+        """No more is played: each member is told to go when it calls next."""
+        self._end = why
+        return Message()
+
+    def inventory(self, shard: int, inventory: Inventory, asked: float) -> None:
+        """What a shard has."""
+        self.leases.inventory(shard, inventory, asked)
+
+    def sweep(self, now: float) -> None:
+        """Once a second: who is gone, what is given out again, and how much each may have."""
+        for name, why in self.members.expire(now).items():
+            self.leases.lost(name, why)
+            self._routes.leave(name)
+        self.leases.expire(now)
+        if self._before and now > self._unheard:
+            for state in self._before.values():
+                self.members.gone.append(
+                    state.model_copy(update={"gone": now, "why": "not heard of since the coordinator was replaced"})
+                )
+            self._before = {}
+        waiting = self.leases.count("ready") + self.leases.count("taken")
+        prompts = self.leases.room + len(self.leases.leased()) if waiting or self.members.living else 0
+        self._quotas = quotas({name: _load(member) for name, member in self._actors().items()}, prompts)
+
+    def status(self, now: float) -> Status:
+        """How the run is."""
+        actors = {name: member.state(self.leases.held(name)) for name, member in self._actors().items()}
+        leases, count = self.leases, max(1, len(actors))
+        return Status(
+            start=self._start, actors=len(actors), room=leases.room, shards=leases.heard,
+            tokens_per_second=sum(one.tokens_per_second for one in actors.values()),
+            episodes_per_second=sum(one.episodes_per_second for one in actors.values()),
+            utilisation=sum(one.utilisation for one in actors.values()) / count,
+            leased=len(leases.leased()), partial=leases.count("partial"), ready=leases.count("ready"),
+            taken=leases.count("taken"), members=self.table(now).members,
+            troubles=self._troubles(), set_aside=dict(leases.set_aside), scores=tuple(self._scores),
+        )  # fmt: skip
+
+    def table(self, now: float) -> Table:
+        """For `qianka status`, and for the coordinator after this one."""
+        states = [
+            member.state(self.leases.held(name), self._routes.relays(name))
+            for name, member in self.members.living.items()
+        ]
+        return Table(
+            written=now, members=(*states, *self._before.values()), gone=tuple(self.members.gone),
+            losses=dict(self.leases.losses), set_aside=dict(self.leases.set_aside), scores=tuple(self._scores),
+        )  # fmt: skip
+
+    def _actors(self) -> dict[str, Member]:
+        return {name: member for name, member in self.members.living.items() if member.join.role == "actor"}
+
+    def _leaves(self, name: str, why: str, now: float) -> None:
+        self.leases.leave(name)
+        self.members.leave(name, why, now)
+        self._routes.leave(name)
+
+    def _allowed(self, member: Member, want: int) -> int:
+        name = member.join.member
+        if member.join.role != "actor":
+            return 0
+        quota = self._quotas.get(name, member.join.samples_at_once)
+        return max(0, min(want, quota - self.leases.held(name)))
+
+    def _seconds(self, hungry: bool) -> float:
+        if not hungry:
+            return RENEW_SECONDS
+        return min(RENEW_SECONDS, max(HUNGRY_SECONDS, len(self.members.living) / CALLS_A_SECOND))
+
+    def _troubles(self) -> dict[str, str]:
+        gone = {state.name: state.trouble for state in self.members.gone if state.trouble}
+        return gone | {name: member.trouble for name, member in self.members.living.items() if member.trouble}
+
+
+def _load(member: Member) -> Load:
+    return Load(
+        member.join.samples_at_once, member.speed, member.utilisation, member.rates.device, member.rates.delay
+    )  # fmt: skip
