@@ -52,9 +52,14 @@ class Arriving:
 class Weights:
     """Fetches the newest weights in a thread of its own. An engine takes them between two steps."""
 
-    def __init__(self, announced: Path, member: str = "", supernode: str = "") -> None:
-        """`announced` tells where the learner's own server is, for when a relay is gone and no other one comes."""
-        self._announced = announced
+    def __init__(
+        self, announced: Path, member: str = "", supernode: str = "", *, patience: float = RELAY_SECONDS
+    ) -> None:
+        """`announced` tells where the learner's own server is, for when a relay is gone and no other one comes.
+
+        After so many seconds of patience, that is.
+        """
+        self._announced, self._patience = announced, patience
         self._arriving = Arriving(member, supernode)
         self._changed = threading.Condition()
         self._wanted: Source | None = None
@@ -129,7 +134,7 @@ class Weights:
 
     def _from(self, source: Source, since: float | None) -> Endpoint:
         """Where to fetch, when fetches fail since then."""
-        if since is not None and time.monotonic() > since + RELAY_SECONDS:
+        if since is not None and time.monotonic() > since + self._patience:
             with suppress(FileNotFoundError):
                 return Endpoint.read(self._announced)
         return source.endpoint
