@@ -18,18 +18,24 @@ def make_engine(config: StageConfig, learner: Learner, tokenizer: PreTrainedToke
     Raises ValueError when it is vLLM, and that is not installed.
     """
     if config.engine.name == "torch":
-        return torch_engine(learner, tokenizer, config.engine)
+        return torch_engine(learner, tokenizer, config.engine, alternate=config.rl.mode == "colocated")
     from stages.rollout.vllm.make import make_vllm
 
     slots, model = config.rl.sampling.slots, learner.policy.model.config
     return make_vllm(config.engine, model, tokenizer, slots, learner.job, folder)
 
 
-def torch_engine(learner: Learner, tokenizer: PreTrainedTokenizerFast, engine: EngineConfig) -> TorchEngine:
-    """An engine on the policy's own module, or, where that is in shards, on a copy that `refresh` fills."""
+def torch_engine(
+    learner: Learner, tokenizer: PreTrainedTokenizerFast, engine: EngineConfig, *, alternate: bool = False
+) -> TorchEngine:
+    """An engine on the policy's own module, or, where that is in shards, on a copy that `refresh` fills.
+
+    With `alternate` that copy has no memory while the engine sleeps.
+    """
     model = learner.policy.model
     first = next(model.parameters())
-    model = unsharded_copy(model, first.device) if isinstance(first, DTensor) else model
+    in_shards = isinstance(first, DTensor)
+    model = unsharded_copy(model, first.device) if in_shards else model
     assert isinstance(tokenizer.eos_token_id, int), "load_tokenizer has checked it"
     return TorchEngine(
         model,
@@ -38,10 +44,15 @@ def torch_engine(learner: Learner, tokenizer: PreTrainedTokenizerFast, engine: E
         tokenizer=tokenizer,
         memory_share=engine.memory_share,
         compiling=learner.job.slow if engine.compile else None,
+        sleeps_without_weights=alternate and in_shards,
     )
 
 
 def refresh(engine: Engine, learner: Learner, version: int) -> None:
     """Give the engine the policy's weights of now, which are those of `version`. All ranks call it together."""
-    shared = isinstance(engine, TorchEngine) and engine.model is learner.policy.model
-    engine.update(None if shared else learner.full_weights(), version)
+    engine.update(None if is_shared(engine, learner) else learner.full_weights(), version)
+
+
+def is_shared(engine: Engine, learner: Learner) -> bool:
+    """Whether the engine generates with the policy's own module, so that it has no weights of its own."""
+    return isinstance(engine, TorchEngine) and engine.model is learner.policy.model

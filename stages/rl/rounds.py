@@ -4,7 +4,8 @@ Dynamic sampling (DAPO, Yu et al. 2025, arXiv 2503.14476, section 3.2): prompts 
 learned, because all are right or all are wrong, make room for new ones until the step is full.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import NamedTuple, NoReturn
 
@@ -55,12 +56,13 @@ class Rounds:
         journal: Journal,
         gate: Gate,
         first: int,
+        playing: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """`train` is the split that prompts are drawn from."""
+        """`train` is the split that prompts are drawn from; the engine generates inside `playing()`."""
         # It stays in Arrow's columns: as dictionaries, ten million rows would take 10 GB on every rank.
         self.config, self.algorithm, self.train = config, algorithm, train
         self.player, self.journal, self.gate, self.first = player, journal, gate, first
-        self.job = journal.job
+        self.job, self.playing = journal.job, playing
 
     def play(self, step: int, state: State) -> Rollouts:
         """Play `step` with the policy of `state`. All ranks call it together.
@@ -105,10 +107,10 @@ class Rounds:
         part.
         """
         found = self.journal.read(step, number, version, {task.slot: task.row["id"] for task in tasks})
-        trajectories = self.player.play(step, tasks) if found is None else found
+        trajectories = self._play(step, tasks) if found is None else found
         verdict = self.gate.compare(trajectories, step, version)
         if not verdict.passes and step > self.first + 1 and any_rank(found is not None):
-            trajectories = trajectories if found is None else self.player.play(step, tasks)
+            trajectories = trajectories if found is None else self._play(step, tasks)
             found = None
             verdict = self.gate.compare(trajectories, step, version)
         broken = broken_grader(trajectories, self.journal.terms)
@@ -120,6 +122,10 @@ class Rounds:
         if broken:
             raise RuntimeError(f"step {step}: {broken}")
         return trajectories, verdict, found is not None
+
+    def _play(self, step: int, tasks: list[Task]) -> Trajectories:
+        with self.playing():
+            return self.player.play(step, tasks)
 
     def _row(self, index: int) -> Row:
         return self.train.slice(index, 1).to_pylist()[0]

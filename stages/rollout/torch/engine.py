@@ -48,12 +48,14 @@ class TorchEngine:
         tokenizer: PreTrainedTokenizerFast | None = None,
         memory_share: float = 0.4,
         compiling: Slow | None = None,
+        sleeps_without_weights: bool = False,
     ) -> None:
         """`eos` ends a completion; noise never puts `eos` or `special` tokens in place.
 
         Only stop strings need the `tokenizer`. Of the memory that is free when a rollout begins, keys and values take
         `memory_share` at most, with fewer slots where that is too little for all. Where `compiling` is given, the
-        decode step goes through torch.compile, and what takes long happens inside `compiling(what)`.
+        decode step goes through torch.compile, and what takes long happens inside `compiling(what)`. The weights of a
+        copy may be gone while it `sleeps_without_weights`.
         """
         implementation = getattr(model.config, "_attn_implementation", None)
         assert implementation == attention.NAME, f"the model attends by {implementation}"
@@ -74,6 +76,7 @@ class TorchEngine:
         self._ended: list[tuple[int, Completion]] = []
         self._since_refill = 0
         self._memory_share = memory_share
+        self._loses_weights = sleeps_without_weights
         self._begin(SamplingConfig(), 1.0, 0.0)
 
     @property
@@ -150,12 +153,19 @@ class TorchEngine:
             sample.versions.append((sample.made, version))
 
     def sleep(self) -> None:
-        """See `Engine`: the keys and values go, the weights stay."""
+        """See `Engine`: the keys and values go, and the weights of a copy where that was asked for."""
         assert self._idle, "requests are in flight"
         self._rows = self._no_rows()
+        self._forward.refresh()
+        if self._loses_weights:
+            for weight in self.model.parameters():
+                weight.untyped_storage().resize_(0)
 
     def wake(self) -> None:
         """See `Engine`."""
+        if self._loses_weights:
+            for weight in self.model.parameters():
+                weight.untyped_storage().resize_(weight.numel() * weight.element_size())
 
     def close(self) -> None:
         """See `Engine`."""
