@@ -1,0 +1,276 @@
+"""The coordinator as actors and learners see it. Both survive its restarts: they say again what it has to know."""
+
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import pyarrow as pa
+from pyarrow import flight
+
+from data.transport.endpoint import HEADER, Endpoint
+from stages.rl.coordinator.server import Why
+from stages.rl.coordinator.status import Status
+from stages.rl.messages import Advance, Ended, Join, Lease, Message, Orders, Rates, Renewal, Score, Source
+
+CALL_SECONDS = 10.0
+RETRY_SECONDS = 0.25
+"""Between two tries to reach a coordinator that does not answer."""
+SHORTEST_SECONDS = 0.02
+"""Between two renewals, however much there is to say."""
+
+M = TypeVar("M", bound=Message)
+
+
+class Line:
+    """A connection to the coordinator that is announced at the moment. Not for two threads at once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._endpoint: Endpoint | None = None
+        self._client: flight.FlightClient | None = None
+
+    def call(self, action: str, message: Message, answer: type[M], seconds: float = CALL_SECONDS) -> M:
+        """One try. Raises pa.ArrowException and OSError; the next call connects anew, to whoever is announced then."""
+        try:
+            client, options = self._connected(seconds)
+            body = flight.Action(action, message.model_dump_json().encode())
+            (result,) = client.do_action(body, options)
+            return answer.model_validate_json(result.body.to_pybytes())
+        except (pa.ArrowException, OSError):
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """The next call connects anew."""
+        if self._client is not None:
+            self._client.close()
+        self._client = None
+
+    def _connected(self, seconds: float) -> tuple[flight.FlightClient, flight.FlightCallOptions]:
+        if self._client is None or self._endpoint is None:
+            self._endpoint = Endpoint.read(self._path)
+            self._client = flight.FlightClient(self._endpoint.location)
+        headers = [(HEADER.encode(), self._endpoint.token.encode())]
+        return self._client, flight.FlightCallOptions(timeout=seconds, headers=headers)
+
+
+class Membership:
+    """A member's leases, orders and reports. A thread of its own renews."""
+
+    def __init__(self, path: Path, join: Join) -> None:
+        """`path` is the coordinator's announcement, ATTEMPT/endpoints/coordinator.json."""
+        self._line, self._join = Line(path), join
+        self._lock = threading.Lock()
+        self._wake, self._news = threading.Event(), threading.Event()
+        self._held: dict[str, Lease] = {}
+        self._fresh: list[Lease] = []
+        self._lost: set[str] = set()
+        self._ended: list[Ended] = []
+        self._want = 0
+        self._rates = Rates()
+        self._relay: Endpoint | None = None
+        self._trouble = ""
+        self._leaving = ""
+        self._orders = Orders()
+        self._answered = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="membership", daemon=True)
+        self._thread.start()
+
+    # What the member does
+
+    def take(self, room: int) -> list[Lease]:
+        """Leases that came since the last call, at most `room`, which is the prompts that it could begin now."""
+        with self._lock:
+            taken, self._fresh = self._fresh[:room], self._fresh[room:]
+            more = room - len(taken) > self._want
+            self._want = room - len(taken)
+        if more:
+            self._wake.set()
+        return taken
+
+    def lost(self) -> set[str]:
+        """Ids of leases that others have now, each told once: it may stop playing them."""
+        with self._lock:
+            lost, self._lost = self._lost, set()
+        return lost
+
+    def ended(self, id: str, how: Literal["stored", "handed back", "failed"], why: str = "") -> None:
+        """A lease is over. Of one that is lost there is nothing to say, and saying it does no harm."""
+        with self._lock:
+            self._ended.append(Ended(id=id, how=how, why=why))
+        self._wake.set()
+
+    def report(self, rates: Rates) -> None:
+        """Add to what the next renewal reports: seconds, tokens, episodes and busy add up, the rest is the newest."""
+        with self._lock:
+            sums = {key: getattr(self._rates, key) + getattr(rates, key) for key in _SUMS}
+            self._rates = rates.model_copy(update=sums)
+
+    def listens(self, relay: Endpoint | None) -> None:
+        """Where its relay hands weights on."""
+        self._relay = relay
+        self._wake.set()
+
+    def complain(self, trouble: str) -> None:
+        """What ails it, until it says something else; "" takes it back."""
+        self._trouble = trouble
+        self._wake.set()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for new leases or other orders. Returns whether there are any."""
+        news = self._news.wait(seconds)
+        self._news.clear()
+        return news
+
+    def close(self, why: str, seconds: float = 5.0) -> None:
+        """Leave, politely: what is held goes to others at no cost. Gives up after `seconds`."""
+        self._leaving = why
+        self._wake.set()
+        self._thread.join(seconds)
+
+    # What it is told
+
+    @property
+    def source(self) -> Source | None:
+        """The weights that it shall have."""
+        return self._orders.source
+
+    @property
+    def relays(self) -> bool:
+        """Whether it shall hand weights on to its supernode."""
+        return self._orders.relay
+
+    @property
+    def leave(self) -> str:
+        """Why it shall end; "" for going on."""
+        return self._orders.leave
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the coordinator last answered."""
+        return time.monotonic() - self._answered
+
+    # The thread
+
+    def _run(self) -> None:
+        stranger, delay = True, 0.0
+        while True:
+            self._wake.clear()
+            began = time.monotonic()
+            last = self._leaving
+            try:
+                if stranger:
+                    self._line.call("join", self._join, Message)
+                orders, stranger = self._renew(stranger, delay, last), False
+            except (pa.ArrowException, OSError):
+                if last and self.silence > CALL_SECONDS:
+                    return
+                time.sleep(RETRY_SECONDS)
+                continue
+            delay = time.monotonic() - began
+            self._answered = time.monotonic()
+            stranger = orders.stranger
+            if last and not stranger:
+                return
+            if not stranger:
+                time.sleep(SHORTEST_SECONDS)
+                self._wake.wait(max(0.0, orders.seconds - delay - SHORTEST_SECONDS))
+
+    def _renew(self, full: bool, delay: float, leaving: str) -> Orders:
+        with self._lock:
+            told, rates = tuple(self._ended), self._rates.model_copy(update={"delay": delay})
+            over = {ended.id for ended in told}
+            renewal = Renewal(
+                member=self._join.member, holding=tuple(id for id in self._held if id not in over),
+                leases=tuple(self._held.values()) if full else (), ended=told,
+                want=max(0, self._want - len(self._fresh)), rates=rates, relay=self._relay,
+                trouble=self._trouble, leaving=leaving,
+            )  # fmt: skip
+        orders = self._line.call("renew", renewal, Orders)
+        if not orders.stranger:
+            self._heard(orders, told, rates)
+        return orders
+
+    def _heard(self, orders: Orders, told: Sequence[Ended], rates: Rates) -> None:
+        """What was said has arrived, and is not said again."""
+        with self._lock:
+            for ended in told:
+                self._held.pop(ended.id, None)
+            del self._ended[: len(told)]
+            for id in orders.lost:
+                self._held.pop(id, None)
+            self._lost.update(orders.lost)
+            self._fresh = [lease for lease in self._fresh if lease.id not in orders.lost] + list(orders.leases)
+            self._held.update({lease.id: lease for lease in orders.leases})
+            left = {key: max(0, getattr(self._rates, key) - getattr(rates, key)) for key in _SUMS}
+            self._rates = self._rates.model_copy(update=left)
+            news = orders.leases or orders.lost or orders.leave or orders.source != self._orders.source
+            self._orders = orders
+        if news or orders.relay:
+            self._news.set()
+
+
+class Learners:
+    """The learner's side. A thread says again, once a second, where the learner is: a new coordinator has to know."""
+
+    def __init__(self, path: Path, seconds: float = 1.0) -> None:
+        """`path` is the coordinator's announcement."""
+        self._line, self._seconds = Line(path), seconds
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._advance: Advance | None = None
+        self._status: Status | None = None
+        self._end = ""
+        self._answered = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
+        self._thread.start()
+
+    def advance(self, advance: Advance) -> None:
+        """Where the learner is now. Returns at once; it is said until a coordinator has heard it, and then again."""
+        self._advance = advance
+        self._wake.set()
+
+    def status(self) -> Status | None:
+        """The newest answer; None before the first."""
+        return self._status
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the coordinator last answered."""
+        return time.monotonic() - self._answered
+
+    def end(self, why: str, seconds: float = 5.0) -> None:
+        """Tell all members to go. Gives up after `seconds`."""
+        self._end = why
+        self._wake.set()
+        self._thread.join(seconds)
+
+    def _run(self) -> None:
+        while True:
+            self._wake.clear()
+            last = self._end
+            try:
+                if last:
+                    self._line.call("end", Why(why=last), Message)
+                    return
+                if self._advance is None:
+                    self._status = self._line.call("status", Message(), Status)
+                else:
+                    self._status = self._line.call("advance", self._advance, Status)
+                self._answered = time.monotonic()
+            except (pa.ArrowException, OSError):
+                time.sleep(RETRY_SECONDS)
+                continue
+            self._wake.wait(self._seconds)
+
+
+def send_score(path: Path, score: Score) -> None:
+    """The evaluator has found something. Raises pa.ArrowException and OSError where nobody hears it."""
+    line = Line(path)
+    line.call("score", score, Message)
+    line.close()
+
+
+_SUMS = ("seconds", "tokens", "episodes", "busy")
