@@ -10,6 +10,7 @@ from typing import Literal
 
 from checkpoints.manifest import digest
 from slurm.ask import submit
+from slurm.ask.share import local_cpus
 from slurm.attempt import LOGS, Request, is_cancelled, mark_cancelled, open_attempt
 from slurm.query import queue
 from slurm.record import FILE as RECORD
@@ -70,7 +71,7 @@ def submit_or_attach(request: Request, after: Attached | None = None, interrupts
             write_record(folder, record)
             return Attached(record, attempt, "found finished")
         resumed = attempt.exists()
-        open_attempt(request, attempt, submit.local_cpus(request))
+        open_attempt(request, attempt, local_cpus(request))
         clear_verdicts(attempt)
         write_record(folder, record)
         submit.in_own_session(lambda: _submit(request, attempt, record), attempt / LOGS / "submit.log", interrupts)
@@ -101,7 +102,7 @@ def take_over(request: Request, job_id: str | None) -> Attached:
             if state.kind not in (Kind.ENDED, Kind.FINISHED):
                 raise ValueError(f"{attempt}: job {record.job_id} works on this already ({state.text})")
         resumed = attempt.exists()
-        open_attempt(request, attempt, submit.local_cpus(request))
+        open_attempt(request, attempt, local_cpus(request))
         clear_verdicts(attempt)
         ours = {"executor": "slurm", "job_id": job_id} if job_id else {"executor": "local", "job_id": None}
         if job_id and "SLURM_JOB_NAME" in os.environ:

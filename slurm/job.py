@@ -18,6 +18,7 @@ from types import FrameType
 from checkpoints.disk import trouble
 from checkpoints.manifest import ATTEMPT, NAME, Provenance, Result
 from data.job import Flag, Job, Stopped
+from data.section import Section
 from slurm.attempt import JobFile, read_job_file
 from slurm.devices.read import kind_of_node
 from slurm.exclusions import FILE, exclude, excluded
@@ -70,7 +71,7 @@ def run_stage(attempt: Path) -> int:
         _be_alone(attempt, place)
         return _work(attempt, place, read_job_file(attempt))
     except Exception as error:  # noqa: BLE001 - it is told to the one who waits, and the rank fails
-        verdict = _verdict(error, attempt, place)
+        verdict = verdict_of(error, attempt, place)
         if verdict.why == "error":
             traceback.print_exc()
         else:
@@ -83,7 +84,7 @@ def run_stage(attempt: Path) -> int:
 
 def _work(attempt: Path, place: Place, job_file: JobFile) -> int:
     roll = watchdog.begin(attempt, place)
-    _raise_file_limit()
+    raise_file_limit()
     os.environ["OMP_NUM_THREADS"] = str(place.cpus or job_file.cpus)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     environment.apply(job_file, kind_of_node())
@@ -99,7 +100,7 @@ def _work(attempt: Path, place: Place, job_file: JobFile) -> int:
     return 0
 
 
-def _verdict(error: Exception, attempt: Path, place: Place) -> Verdict:
+def verdict_of(error: Exception, attempt: Path, place: Place) -> Verdict:
     """What is told of an exception that ended the rank."""
     if isinstance(error, BadNode):
         return Verdict.of("node", str(error), place, error.nodes)
@@ -111,7 +112,7 @@ def _verdict(error: Exception, attempt: Path, place: Place) -> Verdict:
     return Verdict.of("error", f"{type(error).__name__}: {error}", place)
 
 
-def _raise_file_limit() -> None:
+def raise_file_limit() -> None:
     """Gloo holds a socket for each of the other ranks, and the usual soft limit of open files is 1024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
@@ -149,14 +150,7 @@ def _run_folder(job_file: JobFile, attempt: Path) -> Path:
 def _run(job_file: JobFile, attempt: Path, job: Job) -> None:
     if (attempt / NAME).exists():
         return
-    provenance = Provenance.model_validate_json((attempt / ATTEMPT).read_bytes())
-    stage = provenance.stage
-    # A thousand ranks need not look for each file of a manifest; but each has to have the right manifest.
-    inputs = {name: Result((attempt / path).resolve(), job.is_first) for name, path in job_file.inputs.items()}
-    for name, result in inputs.items():
-        if result.digest != provenance.inputs[name]:
-            raise ValueError(f"{stage}: the result of {name} changed after this attempt was opened; run it again")
-    config = importlib.import_module(f"stages.{stage}.config").StageConfig.model_validate(provenance.config)
+    stage, config, inputs = read_task(job_file, attempt, job.is_first)
     run = importlib.import_module(f"stages.{stage}.run").run
     if job.is_first:  # the first line of the stage itself
         again = f", start {job.restarts + 1}" if job.restarts else ""
@@ -165,6 +159,22 @@ def _run(job_file: JobFile, attempt: Path, job: Job) -> None:
     run(config, inputs, attempt, job)
     if job.is_first and not (attempt / NAME).exists():
         raise AssertionError(f"{stage} returned without committing its manifest")
+
+
+def read_task(job_file: JobFile, attempt: Path, look_at_files: bool) -> tuple[str, Section, dict[str, Result]]:
+    """The stage of an attempt, its config, and the results that it reads.
+
+    A thousand ranks need not look for each file of a manifest; but each has to have the right manifest. Raises
+    ValueError when an input is another one by now.
+    """
+    provenance = Provenance.model_validate_json((attempt / ATTEMPT).read_bytes())
+    stage = provenance.stage
+    inputs = {name: Result((attempt / path).resolve(), look_at_files) for name, path in job_file.inputs.items()}
+    for name, result in inputs.items():
+        if result.digest != provenance.inputs[name]:
+            raise ValueError(f"{stage}: the result of {name} changed after this attempt was opened; run it again")
+    config = importlib.import_module(f"stages.{stage}.config").StageConfig.model_validate(provenance.config)
+    return stage, config, inputs
 
 
 def _leave(message: str, signals: Signals, place: Place, attempt: Path) -> int:
@@ -178,14 +188,14 @@ def _leave(message: str, signals: Signals, place: Place, attempt: Path) -> int:
         print(f"error: {often}", flush=True)
         write_verdict(attempt, Verdict.of("error", often, place))
         return FAILED
-    if place.rank == 0 and not _requeue(place.job_id):
+    if place.rank == 0 and not ask_to_requeue(place.job_id):
         return STOPPED
     # An exit with an error would end the step before rank 0 has asked for the requeue.
     signals.ended.wait(REQUEUE_SECONDS)
     return STOPPED if signals.ended.is_set() else 0
 
 
-def _requeue(job_id: str) -> bool:
+def ask_to_requeue(job_id: str) -> bool:
     """Ask Slurm to start this job again. Where it cannot be asked from here, the one who waits submits a new job."""
     print(f"requeue of job {job_id}", flush=True)
     try:

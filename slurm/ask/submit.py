@@ -1,4 +1,4 @@
-"""Start a stage's job through submitit, on Slurm or on this machine. The only file that imports submitit."""
+"""Start a stage's job through submitit, on Slurm or on this machine."""
 
 import contextlib
 import os
@@ -15,6 +15,7 @@ from submitit.helpers import clean_env
 
 from slurm.ask.asked import Asked
 from slurm.ask.options import Value
+from slurm.ask.share import local_cpus
 from slurm.attempt import LOGS, START_LINE, Request
 from slurm.exclusions import FILE, excluded
 from slurm.job import run_stage
@@ -47,11 +48,6 @@ class StageCall:
         return submitit.helpers.DelayedSubmission(StageCall(self.attempt))
 
 
-def local_cpus(request: Request) -> int:
-    """Cores of a rank of a local job: those asked for, or an equal share."""
-    return request.resources.cpus_per_task or max(1, request.cpus // request.resources.tasks_per_node)
-
-
 def submit_locally(request: Request, attempt: Path, name: str) -> str:
     """Start a local job, and return the process id of submitit's controller."""
     executor = submitit.LocalExecutor(attempt / LOGS)
@@ -61,7 +57,7 @@ def submit_locally(request: Request, attempt: Path, name: str) -> str:
         timeout_min=LOCAL_MINUTES,
         stderr_to_stdout=True,
     )
-    with _environment(request, {**JOB_ENVIRONMENT, "OMP_NUM_THREADS": str(local_cpus(request))}):
+    with job_environment(request, {**JOB_ENVIRONMENT, "OMP_NUM_THREADS": str(local_cpus(request))}):
         return executor.submit(StageCall(str(attempt))).job_id
 
 
@@ -69,7 +65,7 @@ def submit_to_slurm(request: Request, attempt: Path, name: str) -> str:
     """Submit a batch job, and return its id. Raises SubmitError with what sbatch says."""
     executor = submitit.SlurmExecutor(attempt / LOGS, max_num_timeout=MAX_TIMEOUTS)
     executor.update_parameters(**slurm_parameters(request, name))
-    with _environment(request, JOB_ENVIRONMENT):
+    with job_environment(request, JOB_ENVIRONMENT):
         try:
             return executor.submit(StageCall(str(attempt))).job_id
         except FailedJobError as error:
@@ -79,10 +75,15 @@ def submit_to_slurm(request: Request, attempt: Path, name: str) -> str:
 
 
 def slurm_parameters(request: Request, name: str) -> dict[str, Any]:
-    """The job's parameters in submitit's words. `wckey` None drops the line, which some sites refuse."""
-    shape, site = request.resources, request.slurm
-    asked = Asked.of(site, request.stage, request.run_folder)
-    srun = ["--kill-on-bad-exit=1"]
+    """The parameters of a stage's job in submitit's words."""
+    asked = Asked.of(request.slurm, request.stage, request.run_folder)
+    return parameters_of(request, name, asked, alone(asked.text("dependency") or ""), "--kill-on-bad-exit=1")
+
+
+def parameters_of(request: Request, name: str, asked: Asked, dependency: str, *srun_options: str) -> dict[str, Any]:
+    """The parameters of what is asked for. `wckey` None drops the line, which some sites refuse."""
+    shape, site = asked.shape, request.slurm
+    srun = list(srun_options)
     if shape.cpus_per_task:
         srun.append(f"--cpus-per-task={shape.cpus_per_task}")  # srun no longer takes it from the batch job
     parameters = {
@@ -99,7 +100,7 @@ def slurm_parameters(request: Request, name: str) -> dict[str, Any]:
         "additional_parameters": {
             "requeue": True,
             **{key: _kept(value) for key, value in asked.for_sbatch().items()},
-            "dependency": alone(asked.text("dependency") or ""),
+            **({"dependency": dependency} if dependency else {}),
         },
     }
     return {key: value for key, value in parameters.items() if value is not None} | {"wckey": None}
@@ -128,7 +129,7 @@ def finish_submit(attempt: Path, job_id: str) -> None:
 
 
 @contextmanager
-def _environment(request: Request, settings: dict[str, str]) -> Generator[None]:
+def job_environment(request: Request, settings: dict[str, str]) -> Generator[None]:
     """This process's environment without that of a job around it, and with `settings`, for the length of the block.
 
     sbatch hands all of it to the job, and a site may store it. What the config removes is not in it.

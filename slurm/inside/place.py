@@ -12,6 +12,7 @@ from slurm.attempt import JobFile
 from slurm.query.nodelist import expand, expand_counts
 from slurm.query.queue import end_time
 from slurm.topology.allocation import place_task
+from slurm.topology.site import load
 
 RENDEZVOUS = "rendezvous"
 COLLECTIVE_MARGIN_SECONDS = 300.0
@@ -139,6 +140,7 @@ def make_job(place: Place, job_file: JobFile, attempt: Path) -> Job:
         world_size=place.world_size,
         local_rank=place.local_rank,
         node=place.node,
+        supernode=supernode_of(job_file, place.node),
         rendezvous=None if place.world_size == 1 else attempt / RENDEZVOUS / f"{place.start}.json",
         interface=job_file.interface,
         cpus=place.cpus or job_file.cpus,
@@ -151,6 +153,12 @@ def make_job(place: Place, job_file: JobFile, attempt: Path) -> Job:
         ends_at=ends_at(place, job_file.minutes) if place.rank == 0 else None,
         find_end=partial(end_time, place.job_id, ASK_SECONDS) if place.starter == "slurm" else lambda: None,
     )
+
+
+def supernode_of(job_file: JobFile, node: str) -> str:
+    """Name of the node's supernode; empty without a topology, or for a node that it does not place."""
+    found = load(Path(job_file.topology)).supernode_of(node) if job_file.topology else None
+    return found.name if found else ""
 
 
 def ends_at(place: Place, minutes: int, env: Mapping[str, str] = os.environ) -> float | None:

@@ -183,6 +183,31 @@ def find_by_name(name: str, since: float) -> str | None:
     return str(max(int(line) for line in lines)) if lines else None
 
 
+def find_array(name: str, since: float) -> str | None:
+    """`find_by_name` for an array of jobs: the id that its tasks have in common."""
+    ours = (f"--name={name}", f"--user={os.getuid()}")
+    lines = ask("squeue", "--noheader", "--all", "--states=all", *ours, "--format=%F")
+    if not lines:
+        columns = ("--noheader", "--allocations", "--parsable2", "--format=JobID")
+        try:
+            lines = ask("sacct", *columns, *ours, f"--starttime={_slurm_time(since - 60)}")
+        except NoAnswer:
+            return None
+    return str(max(int(line.split("_")[0]) for line in lines)) if lines else None
+
+
+def array_tasks(array_id: str, name: str) -> list[tuple[str, Said]]:
+    """The tasks of an array that slurmctld knows, by the id that scancel takes, such as 123_4. Raises NoAnswer."""
+    columns = "--Format=ArrayJobID:|,ArrayTaskID:|,State:|,Reason:|,NodeList:|,Name:|"
+    found: list[tuple[str, Said]] = []
+    for line in ask("squeue", "--noheader", "--all", "--array", "--states=all", f"--jobs={array_id}", columns):
+        array, task, state, reason, nodes, called = (part.strip() for part in f"{line}||||||".split("|")[:6])
+        if called == name:
+            job = f"{array}_{task}" if task.isdigit() else array
+            found.append((job, Said(state, "" if reason == "None" else reason, nodes, "squeue")))
+    return found
+
+
 def scancel(job_id: str) -> None:
     """Ask Slurm to end a job. Raises NoAnswer when it could not be asked."""
     ask("scancel", job_id)

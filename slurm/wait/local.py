@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -60,15 +60,20 @@ def is_alive(process: psutil.Process) -> bool:
 
 def cancel(attempt: Path, hurry: Callable[[], bool]) -> None:
     """End an attempt's processes and what they started: TERM, time to commit unless there is a hurry, then KILL."""
-    victims = processes(attempt)
-    for process in list(victims):
+    end(processes(attempt), hurry)
+
+
+def end(asked: Sequence[psutil.Process], hurry: Callable[[], bool]) -> None:
+    """End processes, which are told first, and what they started."""
+    victims = list(asked)
+    for process in asked:
         with contextlib.suppress(psutil.NoSuchProcess):
             victims.extend(process.children(recursive=True))
-    for process in processes(attempt):
+    for process in asked:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
-    end = time.monotonic() + GRACE_SECONDS
-    while any(is_alive(process) for process in victims) and time.monotonic() < end and not hurry():
+    latest = time.monotonic() + GRACE_SECONDS
+    while any(is_alive(process) for process in victims) and time.monotonic() < latest and not hurry():
         time.sleep(0.05)
     for process in victims:
         if is_alive(process):
