@@ -78,7 +78,7 @@ def _leave(storage: UntypedStorage, file: BinaryIO) -> tuple[int, Tensor | None]
     if storage.device.type == "cpu":
         # A storage that numpy has seen can no longer shrink, so it sees a piece at a time, elsewhere.
         for piece in content.split(PIECE):
-            file.write(memoryview(piece.clone().numpy()))
+            file.write(piece.clone().numpy().tobytes())
         return len(content), None
     host = torch.empty(len(content), dtype=torch.uint8, pin_memory=True)
     return len(content), host.copy_(content, non_blocking=True)
