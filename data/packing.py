@@ -59,16 +59,37 @@ def _side_by_side(parts: Sequence[Tokens], lengths: npt.NDArray[np.int64], learn
 def balanced_parts(lengths: Sequence[int], num_parts: int) -> list[list[int]]:
     """Share out the sequences 0, 1, ... so that the parts have about equal tokens. Deterministic.
 
-    The longest goes first, each to the part that has the fewest tokens so far (Graham 1969, longest processing time
-    first: at most 4/3 of the best split). Each part is in ascending order; with few sequences some parts are empty.
+    The largest differencing method (Karmarkar and Karp 1982): what would make the largest difference is laid against
+    what makes the next largest, the fullest part of the one to the emptiest of the other, until one split is left. The
+    fullest and the emptiest part differ by no more than the longest sequence. Each part is in ascending order; with few
+    sequences some are empty.
     """
-    parts: list[list[int]] = [[] for _ in range(num_parts)]
-    loads = [(0, part) for part in range(num_parts)]
-    for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
-        load, part = heapq.heappop(loads)
-        parts[part].append(index)
-        heapq.heappush(loads, (load + int(lengths[index]), part))
-    return [sorted(part) for part in parts]
+    # Of each split (spread, place in the queue, loads, parts); only parts with anything in them, the fullest first.
+    splits = [
+        (-int(length) if num_parts > 1 else 0, index, [int(length)], [[index]]) for index, length in enumerate(lengths)
+    ]
+    heapq.heapify(splits)
+    for index in range(len(lengths), 2 * len(lengths) - 1):
+        _, _, loads, parts = heapq.heappop(splits)
+        _, _, others, theirs = heapq.heappop(splits)
+        heapq.heappush(splits, _laid_together(index, loads, parts, others, theirs, num_parts))
+    parts = splits[0][3] if splits else []
+    return [sorted(part) for part in parts] + [[] for _ in range(num_parts - len(parts))]
+
+
+def _laid_together(
+    index: int, loads: list[int], parts: list[list[int]], others: list[int], theirs: list[list[int]], num_parts: int
+) -> tuple[int, int, list[int], list[list[int]]]:
+    """One split of two: what is fullest in the second goes where the first is emptiest."""
+    apart = num_parts - len(loads)  # empty parts of the first take the fullest of the second
+    pairs = list(zip(loads + others[:apart], parts + theirs[:apart], strict=True))
+    for place, (load, part) in enumerate(zip(others[apart:], theirs[apart:], strict=True)):
+        before = len(loads) - 1 - place
+        pairs[before] = (pairs[before][0] + load, pairs[before][1] + part)
+    pairs.sort(key=lambda pair: (-pair[0], min(pair[1])))
+    loads, parts = [load for load, _ in pairs], [part for _, part in pairs]
+    emptiest = loads[-1] if len(loads) == num_parts else 0
+    return emptiest - loads[0], index, loads, parts
 
 
 def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:

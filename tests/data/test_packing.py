@@ -54,3 +54,34 @@ def test_parts_hold_every_sequence_once_and_differ_by_less_than_one(lengths: lis
     assert sorted(index for part in parts for index in part) == list(range(len(lengths)))
     loads = [sum(lengths[index] for index in part) for part in parts]
     assert max(loads) - min(loads) <= max(lengths, default=0)
+
+
+def test_karmarkar_and_karps_own_example_differs_by_two() -> None:
+    parts = balanced_parts([8, 7, 6, 5, 4], 2)
+    assert sorted(sum([8, 7, 6, 5, 4][index] for index in part) for part in parts) == [14, 16]
+
+
+def longest_first(lengths: list[int], num_parts: int) -> int:
+    """Tokens of the fullest part where each sequence, the longest first, goes to the emptiest part (Graham 1969)."""
+    loads = [0] * num_parts
+    for length in sorted(lengths, reverse=True):
+        loads[loads.index(min(loads))] += length
+    return max(loads)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(st.integers(1, 200), min_size=1, max_size=60), st.integers(1, 9))
+def test_parts_are_seldom_worse_than_longest_first_and_never_by_much(lengths: list[int], num_parts: int) -> None:
+    fullest = max(sum(lengths[index] for index in part) for part in balanced_parts(lengths, num_parts))
+    least = max(max(lengths), -(-sum(lengths) // num_parts))
+    assert fullest <= min(longest_first(lengths, num_parts) * 7 / 6, least + max(lengths))
+
+
+def test_many_parts_are_better_balanced_than_longest_first() -> None:
+    better = worse = 0
+    for seed in range(40):
+        lengths = np.random.default_rng(seed).integers(50, 400, 64).tolist()
+        fullest = max(sum(lengths[index] for index in part) for part in balanced_parts(lengths, 8))
+        first = longest_first(lengths, 8)
+        better, worse = better + (fullest < first), worse + (fullest > first)
+    assert better > 30 and worse < 5
