@@ -66,12 +66,12 @@ def published(tmp_path: Path) -> Callable[..., Outline]:
     folder.mkdir()
 
     def publish(
-        version: int, num_bytes: int = 10_000, *, piece: int = 1000, replaces: Outline | None = None
+        version: int, data: int | bytes = 10_000, *, piece: int = 1000, replaces: Outline | None = None
     ) -> Outline:
         if replaces:
             drop(folder / f"{replaces.digest}.json")
             drop(folder / replaces.digest)
-        data = random.Random(version).randbytes(num_bytes)
+        data = data if isinstance(data, bytes) else random.Random(version).randbytes(data)
         (folder / "new").write_bytes(data)
         found = outline(memoryview(data), version, piece)
         keep(folder / "new", found)

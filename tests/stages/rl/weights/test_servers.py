@@ -68,7 +68,12 @@ def test_each_of_eight_supernodes_gets_each_version_once_however_many_members_as
     relays = [start(root.announced, f"s{number}") for number in range(8)]
     for one in versions:
         found: list[bytes] = []
-        together([lambda n=n, one=one: found.append(fetched(relays[n % 8], one, f"s{n % 8}")) for n in range(40)])
+        together(
+            [
+                lambda n=n, one=one, found=found: found.append(fetched(relays[n % 8], one, f"s{n % 8}"))
+                for n in range(40)
+            ]
+        )
         assert found == [random.Random(one.version).randbytes(10_000)] * 40
     each = {f"s{number}": 10_000 for number in range(8)}
     assert traffic(root.endpoint).crossed == {1: each, 2: each}

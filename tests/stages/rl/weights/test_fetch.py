@@ -1,0 +1,282 @@
+"""From a learner's ranks into an engine that generates."""
+
+import copy
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load
+from torch import Tensor
+
+from data.job import Job
+from stages.rl.messages import Source
+from stages.rl.weights.buffers import PREFIX, Room
+from stages.rl.weights.fetch import Weights
+from stages.rl.weights.layout import DTYPES, Layout, views
+from stages.rl.weights.pieces import Outline
+from stages.rl.weights.publish import Publisher
+from stages.rl.weights.pull import Replaced, outline_of, traffic
+from stages.rollout.config import SamplingConfig
+from stages.rollout.engine import Request
+from stages.rollout.torch.engine import TorchEngine
+from stages.trainer.config import ArchitectureConfig, ModelConfig, OptimizerConfig
+from stages.trainer.device import distributed
+from stages.trainer.learner import Learner
+from stages.trainer.policy import load_policy
+from tests.stages.rl.weights.conftest import Server, Start, until
+
+Publish = Callable[..., Outline]
+ARCHITECTURE = ArchitectureConfig(
+    hidden_size=32, num_layers=2, num_heads=4, num_key_value_heads=2, intermediate_size=48, max_positions=64
+)
+
+
+class Taking:
+    """An engine at the boundary: keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[int, bytes]] = []
+
+    def update(self, weights: Any, version: int) -> None:
+        ((_, tensor),) = weights
+        self.taken.append((version, tensor.numpy().tobytes()))
+
+
+def learner_of(job: Job) -> Learner:
+    policy = load_policy(ModelConfig(architecture=ARCHITECTURE), 1)
+    return Learner(policy, OptimizerConfig(), 1e-2, 12, job)
+
+
+def source(outline: Outline, server: Server) -> Source:
+    return Source(version=outline.version, digest=outline.digest, num_bytes=outline.num_bytes, endpoint=server.endpoint)
+
+
+def real(number: int, num_bytes: int = 10_000) -> tuple[bytes, bytes]:
+    """A safetensors file of one tensor, and the tensor."""
+    data = random.Random(number).randbytes(num_bytes)
+    tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    return Layout({"w": tensor}).header + data, data
+
+
+@pytest.fixture
+def version(published: Publish) -> Callable[..., tuple[Outline, bytes]]:
+    def publish(number: int, **changed: Any) -> tuple[Outline, bytes]:
+        file, data = real(number)
+        return published(number, file, **changed), data
+
+    return publish
+
+
+def test_the_buffer_is_a_valid_safetensors_file_of_any_tensors() -> None:
+    source = torch.Generator().manual_seed(0)
+    tensors: dict[str, Tensor] = {
+        f"{name}.{len(shape)}": torch.randint(0, 2, shape, generator=source).to(dtype)
+        for name, dtype in DTYPES.items()
+        for shape in ((), (3,), (5, 7), (0, 4))
+    }
+    layout = Layout(tensors)
+    buffer = bytearray(layout.num_bytes)
+    buffer[: len(layout.header)] = layout.header
+    for name, view in views(memoryview(buffer)):
+        view.copy_(tensors[name])
+        assert view.numel() == 0 or view.data_ptr() % view.dtype.itemsize == 0
+    read = load(bytes(buffer))
+    assert read.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert read[name].dtype == tensor.dtype and read[name].shape == tensor.shape
+        assert torch.equal(read[name].float(), tensor.float())
+
+
+def publish_on_ranks(job: Job, folder: Path) -> tuple[bytes, dict[str, Any]] | None:
+    (folder / "weights.json").write_text('{"host": "h", "port": 1, "token": "t"}')
+    with distributed(job):
+        learner = learner_of(job)
+        publisher = Publisher(learner, folder / "weights.json", folder / "disk")
+        found = publisher.publish(4)
+        weights = {name: tensor.numpy(force=True) for name, tensor in learner.full_weights()}
+        assert (found is not None) == job.is_first
+        if found is None:
+            publisher.close()
+            return None
+        assert found.version == 4
+        data = (publisher.folder / found.digest).read_bytes()
+        assert len(data) == found.num_bytes
+        publisher.close()
+        return data, weights
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_all_ranks_gather_and_rank_0_alone_writes_what_safetensors_reads(
+    ranks: Any, tmp_path: Path, world_size: int
+) -> None:
+    (data, weights), *others = ranks(publish_on_ranks, world_size, tmp_path)
+    assert others == [None] * (world_size - 1)
+    read = load(data)
+    assert read.keys() == weights.keys()
+    assert all((read[name].numpy() == tensor).all() for name, tensor in weights.items())
+
+
+def test_an_engine_takes_new_weights_in_the_middle_of_a_generation(
+    start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = Job()
+    with distributed(job):
+        learner = learner_of(job)
+        announced = tmp_path / "0.json"
+        publisher = Publisher(learner, announced, tmp_path / "disk")
+        root = start(publisher.folder)
+        relay = start(root.announced, "s1")
+        engine = TorchEngine(copy.deepcopy(learner.policy.model), -1)
+        weights = Weights(root.announced, "me", "s1")
+
+        def comes(version: int) -> Source:
+            found = publisher.publish(version)
+            assert found
+            weights.want(found.model_copy(update={"endpoint": relay.endpoint}))
+            assert weights.wait(60)
+            return found
+
+        comes(3)
+        assert weights.hand_to(engine)
+        engine.start(SamplingConfig(max_new_tokens=40, slots=2))
+        engine.add(0, Request([1, 5, 9], seed=1))
+        assert not engine.step()
+        with torch.no_grad():
+            for parameter in learner.policy.parameters():
+                parameter.add_(0.01)
+        found = comes(4)
+        taken = weights.hand_to(engine)
+        assert taken and taken.digest == found.digest
+        assert weights.hand_to(engine) is None
+        ended: list[Any] = []
+        while not ended:
+            ended = engine.step()
+        assert {3, 4} == set(ended[0][1].versions.tolist())
+        expected = dict(learner.full_weights())
+        assert all(torch.equal(expected[name], tensor) for name, tensor in engine.model.named_parameters())
+        assert traffic(root.endpoint).crossed == {version: {"s1": found.num_bytes} for version in (3, 4)}
+        third = comes(5)  # the same weights under another number cross no link again
+        assert third.digest == found.digest
+        assert weights.hand_to(engine) and engine.version == 5
+        assert sum(places["s1"] for places in traffic(root.endpoint).crossed.values()) == 2 * found.num_bytes
+        weights.close()
+        publisher.close()
+    assert capsys.readouterr().out == ""  # all of it went through memory
+
+
+def test_the_last_two_versions_can_be_fetched_and_older_ones_have_given_their_memory_back(
+    start: Start, tmp_path: Path
+) -> None:
+    with distributed(Job()):
+        learner = learner_of(Job())
+        publisher = Publisher(learner, tmp_path / "0.json", tmp_path / "disk")
+        root = start(publisher.folder)
+        found: list[Source] = []
+        for number in range(3):
+            with torch.no_grad():
+                for parameter in learner.policy.parameters():
+                    parameter.add_(0.01)
+            source = publisher.publish(number)
+            assert source
+            found.append(source)
+        with pytest.raises(Replaced):
+            outline_of(root.endpoint, found[0].digest)
+        assert [outline_of(root.endpoint, one.digest).version for one in found[1:]] == [1, 2]
+        held = sum(path.stat().st_size for path in publisher.folder.iterdir())
+        assert held < 2.1 * found[0].num_bytes
+        publisher.close()
+
+
+def test_when_a_relay_dies_its_member_goes_on_elsewhere_from_the_piece_where_it_was(
+    start: Start, version: Any, tmp_path: Path
+) -> None:
+    one, data = version(1)
+    root, spare = start(tmp_path / "published"), start(tmp_path / "published")
+    file = tmp_path / "published" / one.digest
+    whole = file.read_bytes()
+    file.write_bytes(whole[:6500] + b"\0\1" + whole[6502:])
+    relay, engine = start(root.announced, "s1"), Taking()
+    weights = Weights(spare.announced, "me", "s2", patience=0.1)
+    weights.want(source(one, relay))
+    until(lambda: traffic(relay.endpoint).refused > 1)
+    arriving = weights._arriving
+    until(lambda: arriving._have == 6)
+    file.write_bytes(whole)
+    root.process.kill()
+    relay.process.kill()
+    assert weights.wait(60)
+    assert weights.trouble == ""
+    weights.hand_to(engine)
+    assert engine.taken == [(1, data)]
+    assert traffic(spare.endpoint).crossed == {1: {"s2": one.num_bytes - 6000}}
+    weights.close()
+
+
+def test_a_corrupted_stream_is_refused_and_fetched_again_elsewhere(start: Start, version: Any, tmp_path: Path) -> None:
+    one, data = version(1)
+    bad = tmp_path / "bad"
+    bad.mkdir()
+    for path in (tmp_path / "published").iterdir():
+        (bad / path.name).write_bytes(path.read_bytes())
+    torn = bytearray((bad / one.digest).read_bytes())
+    torn[3333] ^= 4
+    (bad / one.digest).write_bytes(torn)
+    wrong, right, engine = start(bad), start(tmp_path / "published"), Taking()
+    weights = Weights(right.announced, "me", patience=3600)
+    weights.want(source(one, wrong))
+    until(lambda: "piece 3 of version 1" in weights.trouble)
+    assert weights.hand_to(engine) is None  # nothing of it is used
+    weights.want(source(one, right))  # as the coordinator says, once it knows
+    assert weights.wait(60)
+    weights.hand_to(engine)
+    assert engine.taken == [(1, data)]
+    weights.close()
+
+
+def test_a_fetch_of_a_version_that_was_replaced_takes_the_newer_one(start: Start, version: Any, tmp_path: Path) -> None:
+    (one, _), root, engine = version(1), start(tmp_path / "published"), Taking()
+    two, data = version(2, replaces=one)
+    weights = Weights(root.announced)
+    weights.want(source(one, root))
+    weights.want(None)  # nothing new
+    weights.want(source(two, root))
+    assert weights.wait(60)
+    weights.hand_to(engine)
+    assert engine.taken == [(2, data)]
+    weights.close()
+
+
+def test_weights_without_room_in_memory_go_through_the_disk_with_a_word(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    room = Room(2**60, tmp_path / "disk")
+    assert room.folder.parent == tmp_path / "disk"
+    assert "no room in /dev/shm" in capsys.readouterr().out
+    room.close()
+    assert not room.folder.exists()
+
+
+def test_what_a_killed_process_has_left_in_memory_is_removed_and_what_a_living_one_has_stays(tmp_path: Path) -> None:
+    code = f"""
+from pathlib import Path
+from stages.rl.weights.buffers import Room
+import time
+room = Room(1000, Path("{tmp_path}"), Path("{tmp_path}"))
+room.make("one", 1000)
+print(room.folder, flush=True)
+time.sleep(1000)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        theirs = Path(process.stdout.readline().strip())
+        Room(1000, tmp_path, tmp_path).close()
+        assert (theirs / "one").stat().st_size == 1000
+        process.kill()
+    room = Room(1000, tmp_path, tmp_path)
+    assert list(tmp_path.glob(f"{PREFIX}*")) == [room.folder]
+    room.close()
