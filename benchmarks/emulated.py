@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,7 +139,7 @@ class EmulatedActor:
 
 
 @contextmanager
-def actors(endpoints: Path, count: int, kind: Kind, name: str = "a", processes: int = 1) -> Iterator[list[int]]:
+def actors(endpoints: Path, count: int, kind: Kind, name: str = "a", processes: int = 1) -> Generator[list[int]]:
     """`count` of them, in that many processes, whose ids are yielded; they end with the block."""
     started = list[subprocess.Popen[bytes]]()
     try:

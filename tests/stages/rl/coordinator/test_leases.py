@@ -125,7 +125,7 @@ def test_a_prompt_that_is_lost_so_often_with_its_actor_is_set_aside() -> None:
     for actor in ("a", "b", "c"):
         assert _positions(leases.grant(actor, 1, 0.0)) == [0]
         leases.lost(actor, "killed")
-    assert "tried 3 times; the last time lost with c: killed" == leases.set_aside[0]
+    assert leases.set_aside[0] == "tried 3 times; the last time lost with c: killed"
     assert _positions(leases.grant("d", 1, 0.0)) == [1]
     leases.advance(_advance(window=1, cursor=1))
     assert leases.set_aside == {} and leases.losses == {}
