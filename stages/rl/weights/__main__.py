@@ -3,11 +3,15 @@
 import argparse
 import os
 import secrets
-import time
+import signal
+import threading
+from contextlib import suppress
 from pathlib import Path
 
+import pyarrow as pa
+
 from data.transport.endpoint import Endpoint
-from stages.rl.weights.copies import FolderCopies, RelayedCopies
+from stages.rl.weights.copies import Copies, FolderCopies, RelayedCopies
 from stages.rl.weights.server import WeightsServer
 
 PARENT_SECONDS = 0.5
@@ -23,15 +27,25 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True, help="where the versions are; of a relay: on disk")
     parser.add_argument("--source", type=Path, help="announcement of the server from which a relay gets its weights")
     given = parser.parse_args()
+    ended = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())
     relayed = RelayedCopies(given.source, given.folder, given.supernode) if given.source else None
-    token = secrets.token_hex(32)
-    server = WeightsServer(f"grpc://{given.host}:0", token, relayed or FolderCopies(given.folder), given.supernode)
-    Endpoint(given.host, server.port, token).announce(given.announce)
-    while os.getppid() == given.parent:
-        time.sleep(PARENT_SECONDS)
+    server = _listen(given.announce, given.host, relayed or FolderCopies(given.folder), given.supernode)
+    Endpoint(given.host, server.port, server.token).announce(given.announce)
+    while os.getppid() == given.parent and not ended.wait(PARENT_SECONDS):
+        pass
     if relayed:
         relayed.close()
-    os._exit(1)
+    os._exit(0)  # readers may be in the middle
+
+
+def _listen(announced: Path, host: str, copies: Copies, supernode: str) -> WeightsServer:
+    """One that was announced there before has died: the new one answers in its place, if the port is still free."""
+    if announced.exists():
+        before = Endpoint.read(announced)
+        with suppress(pa.ArrowException, OSError):
+            return WeightsServer(f"grpc://{host}:{before.port}", before.token, copies, supernode)
+    return WeightsServer(f"grpc://{host}:0", secrets.token_hex(32), copies, supernode)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ class Replaced(Exception):
     """The source does not have these weights any more: there are newer ones."""
 
 
-class Failed(Exception):
+class Failed(RuntimeError):
     """The source does not answer, or breaks off: another one may do better."""
 
 

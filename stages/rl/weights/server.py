@@ -28,6 +28,7 @@ class WeightsServer(flight.FlightServerBase):
 
     def __init__(self, location: str, token: str, copies: Copies, supernode: str) -> None:
         super().__init__(location, middleware={"token": TokenCheck(token)})
+        self.token = token
         self._copies, self._supernode = copies, supernode
         self._start = secrets.token_hex(8)
         self._lock = threading.Lock()

@@ -139,17 +139,21 @@ def test_a_relay_hands_pieces_on_before_it_has_all_and_refuses_a_corrupted_one(
     assert whole[0][1] >= 10_000 + 1000  # the broken piece has crossed more than once, and is counted
 
 
-def test_a_root_that_is_replaced_is_found_again_by_its_relays(start: Start, published: Publish, tmp_path: Path) -> None:
+def test_a_root_that_is_replaced_answers_in_its_place_and_its_relays_go_on(
+    start: Start, published: Publish, tmp_path: Path
+) -> None:
     one, root = published(1), start(tmp_path / "published", name="root")
     mend = break_piece(tmp_path / "published", one, 6)
     relay, got = start(root.announced, "s1"), []
     member = threading.Thread(target=pull, args=(relay.endpoint, one, 0, lambda index, _: got.append(index)))
     member.start()
     until(lambda: len(got) == 6)
+    before = root.endpoint
     root.process.kill()
     root.process.wait()
     mend()
     root = start(tmp_path / "published", name="root")
+    assert root.endpoint == before
     member.join()
     assert got == list(range(10))
     assert traffic(root.endpoint).crossed == {1: {"s1": 4000}}  # the pieces that were missing

@@ -1,0 +1,46 @@
+"""The relay that an actor starts."""
+
+import os
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from stages.rl.weights.pieces import Outline
+from stages.rl.weights.pull import outline_of, pull
+from stages.rl.weights.relay import Relay
+from tests.stages.rl.weights.conftest import Start, until
+
+
+def test_an_appointed_relay_hands_weights_on_is_replaced_when_killed_and_ends_when_another_one_is_appointed(
+    start: Start, published: Callable[..., Outline], tmp_path: Path
+) -> None:
+    one, root = published(1), start(tmp_path / "published")
+    relay = Relay(root.announced, tmp_path / "actor", "a", "127.0.0.1", "s1")
+    assert relay.appointed(False) is None
+    until(lambda: relay.appointed(True))
+    before = relay.appointed(True)
+    assert before
+    data = bytearray(one.num_bytes)
+
+    def put(index: int, piece: memoryview) -> None:
+        data[one.span(index)] = piece
+
+    pull(before, outline_of(before, one.digest), 0, put)
+    assert data == random.Random(1).randbytes(one.num_bytes)
+    assert relay._process
+    child = relay._process.pid
+    os.kill(child, signal.SIGKILL)
+    until(lambda: relay.appointed(True) and relay.restarts == 1)
+    until(lambda: outline_of_or_none(relay, one) == one)
+    relay.appointed(False)
+    until(lambda: not Path(f"/proc/{child}").exists())
+    assert not list((tmp_path / "actor").glob("*.json"))
+
+
+def outline_of_or_none(relay: Relay, one: Outline) -> Outline | None:
+    endpoint = relay.appointed(True)
+    try:
+        return outline_of(endpoint, one.digest) if endpoint else None
+    except RuntimeError:
+        return None
