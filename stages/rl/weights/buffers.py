@@ -4,6 +4,8 @@ import fcntl
 import os
 import shutil
 import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -20,18 +22,22 @@ WRITING = "writing"
 
 
 class Room:
-    """A folder for the buffers of this process. It has a lock that ends with the process, however that ends."""
+    """A folder for the buffers of this process; one in memory is locked for as long as the process lives."""
 
     def __init__(self, num_bytes: int, otherwise: Path, memory: Path = MEMORY) -> None:
-        """For `num_bytes` in all; `otherwise` is a folder on disk, for what has no room in `memory`."""
-        sweep(memory)
-        self.in_memory = memory.is_dir() and SPARE * num_bytes < _free(memory)
+        """For `num_bytes` in all; `otherwise` is a folder of this process alone, for what has no room in `memory`."""
+        self._lock: int | None = None
+        with _alone(memory):
+            sweep(memory)
+            self.in_memory = SPARE * num_bytes < _free(memory)
+            if self.in_memory:
+                self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=memory))
+                self._lock = _locked(self.folder)
         if not self.in_memory:
-            otherwise.mkdir(parents=True, exist_ok=True)
-            sweep(otherwise)
             print(f"weights: {num_bytes:,} bytes have no room in {memory}, so versions go through {otherwise}")
-        self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=memory if self.in_memory else otherwise))
-        self._lock = _locked(self.folder)
+            shutil.rmtree(otherwise, ignore_errors=True)  # of an earlier start
+            otherwise.mkdir(parents=True)
+            self.folder = otherwise
 
     def make(self, name: str, num_bytes: int) -> Path:
         """A file of so many bytes, which are all there. OSError when they are not."""
@@ -43,8 +49,8 @@ class Room:
     def close(self) -> None:
         """Remove all of it."""
         for path in self.folder.iterdir():
-            drop(path)
-        self.folder.rmdir()
+            drop(path)  # somebody may read it
+        shutil.rmtree(self.folder)
         if self._lock is not None:
             os.close(self._lock)
 
@@ -61,16 +67,21 @@ def sweep(memory: Path) -> None:
     for folder in memory.glob(f"{PREFIX}*"):
         lock = _locked(folder)
         if lock is not None:
-            shutil.rmtree(folder, ignore_errors=True)  # another one may sweep too
+            shutil.rmtree(folder)
             os.close(lock)
 
 
+@contextmanager
+def _alone(memory: Path) -> Generator[None]:
+    """No other process sweeps or makes a folder in the meantime, which is not locked from its first moment on."""
+    with (memory / f".{PREFIX}lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def _locked(folder: Path) -> int | None:
-    """The folder's lock; None when its owner lives (or another one is about to remove it)."""
-    try:
-        descriptor = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR, 0o600)
-    except FileNotFoundError:
-        return None
+    """The folder's lock; None when its owner lives."""
+    descriptor = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
