@@ -1,68 +1,155 @@
 """The store as actors and learners see it. Every call may be repeated: what was done stays done."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
+import pyarrow as pa
+
+from data.segments import num_bytes
 from data.trajectories import Trajectories
-from stages.rl.messages import Inventory, Lease, Shelved
+from data.transport.client import Caller, Unreachable
+from data.transport.trajectories import batches, read_batches, schema
+from stages.rl.messages import Inventory, Lease, Message, Shelved
+from stages.rl.store.wire import Again, Answer, Ask, Division, Done, Nothing, Offer, Restore, Take
 
 Put = Literal["kept", "duplicate", "stale"]
+Stop = Callable[[], bool]
+WAIT_SECONDS = 0.02, 0.5
+"""Before a put is tried again that the shard had no room for: at first, at most."""
+TRY_SECONDS = 5.0
+"""For a shard that does not answer, until an actor looks anew how many there are."""
+M = TypeVar("M", bound=Message)
+T = TypeVar("T")
 
 
 class Restarted(Exception):
-    """The shard was started anew and knows nothing: `restore` it."""
+    """The shard was started anew and knows nothing, or has not what was asked for: its learner has to `restore` it."""
+
+
+class GaveUp(Exception):
+    """A put still waited for room when it was told to stop."""
 
 
 class ShardClient:
-    """One shard; for its learner, and for the other learners, who fetch groups from it."""
+    """One shard; for its learner, and for the other learners, who fetch groups from it. Several threads may use it."""
 
     def __init__(self, path: Path, seconds: float = 60.0) -> None:
         """`path` is its announcement, ATTEMPT/endpoints/shard-0000.json; calls try for `seconds`, then Unreachable."""
+        self._caller, self._seconds, self._start = Caller(path, max(seconds, 1.0)), seconds, ""
 
-    def put(self, lease: Lease, trajectories: Trajectories, whole: bool, member: str) -> Put:
-        """Give it a group; when it returns, the group is durable or of no use. Waits while the shard is full."""
-        raise NotImplementedError
+    def put(
+        self, lease: Lease, trajectories: Trajectories, whole: bool, member: str, stop: Stop = lambda: False
+    ) -> Put:
+        """Give it a group; when it returns, the group is durable or of no use.
+
+        Waits while the shard has no room or was not restored, until `stop` says so: GaveUp.
+        """
+        offer = Offer(
+            position=lease.position,
+            attempt=lease.attempt,
+            whole=whole,
+            member=member[:64],
+            samples=len(trajectories),
+            tokens=len(trajectories.tokens),
+            num_bytes=num_bytes(trajectories),
+        )
+        kind, pause = schema(trajectories.terms.shape[1]), WAIT_SECONDS[0]
+        while True:
+            answer = self._caller.put(offer, kind, lambda: batches(trajectories), Answer, again=self._seconds)
+            while answer.verdict not in ("kept", "duplicate", "stale"):
+                if stop():
+                    raise GaveUp(f"position {lease.position}: the shard says {answer.verdict!r}")
+                time.sleep(pause)
+                pause = min(2 * pause, WAIT_SECONDS[1])
+                answer = self._caller.call("offer", offer, Answer, again=self._seconds)
+                if answer.verdict == "kept":
+                    break
+            else:
+                return answer.verdict
 
     def begun(self, position: int) -> Trajectories | None:
         """The half-played group of a position, if it has one."""
-        raise NotImplementedError
+        return self._caller.get(Take(begun=position), _group, again=self._seconds)
 
     def restore(self, cursor: int, ahead: Iterable[int], attempts: Mapping[int, int]) -> Inventory:
         """Tell it where the learners stand, at each start of theirs and of its own."""
-        raise NotImplementedError
+        where = Restore(cursor=cursor, ahead=tuple(ahead), attempts=dict(attempts))
+        inventory = self._caller.call("restore", where, Inventory, again=self._seconds)
+        self._start = inventory.start
+        return inventory
 
     def ready(self) -> list[Shelved]:
         """Whole groups that nobody has taken, by position. Raises Restarted."""
-        raise NotImplementedError
+        return list(self._ask("ready", Ask(start=self._start), Inventory).shelved)
 
     def take(self, keys: Sequence[tuple[int, int]]) -> Trajectories:
         """These (position, attempt), in this order; `groups` numbers them from 0. Raises Restarted."""
-        raise NotImplementedError
+        assert keys
+        try:
+            return self._caller.get(Take(start=self._start, keys=tuple(keys)), read_batches, again=self._seconds)
+        except KeyError as error:
+            raise Restarted(str(error)) from None
 
     def again(self, attempts: Mapping[int, int]) -> None:
         """These positions are to be played again, as these attempts. Raises Restarted."""
-        raise NotImplementedError
+        self._ask("again", Again(start=self._start, attempts=dict(attempts)), Nothing)
 
     def done(self, cursor: int, ahead: Iterable[int]) -> None:
         """These positions are trained or set aside. Raises Restarted."""
-        raise NotImplementedError
+        self._ask("done", Done(start=self._start, cursor=cursor, ahead=tuple(ahead)), Nothing)
 
     def inventory(self) -> Inventory:
         """What it has."""
-        raise NotImplementedError
+        return self._caller.call("inventory", Nothing(), Inventory, again=self._seconds)
+
+    def division(self) -> Division:
+        """Which one it is, of how many."""
+        return self._caller.call("division", Nothing(), Division, again=self._seconds)
+
+    def _ask(self, action: str, message: Message, answer: type[M]) -> M:
+        try:
+            return self._caller.call(action, message, answer, again=self._seconds)
+        except KeyError as error:
+            raise Restarted(str(error)) from None
 
 
 class Store:
-    """All shards, for actors: each position has its own."""
+    """All shards, for actors: each position has its own. How many there are may change with each start of a learner."""
 
-    def __init__(self, folder: Path, seconds: float = 60.0, gives_up: Callable[[], bool] = lambda: False) -> None:
-        """`folder` has the announcements. `gives_up` is asked while a put waits for room; then it raises Full."""
+    def __init__(self, folder: Path, seconds: float = 60.0, stop: Stop = lambda: False) -> None:
+        """`folder` has the announcements. `stop` ends a put that waits: GaveUp, or Unreachable without a shard."""
+        self._folder, self._seconds, self._stop = folder, seconds, stop
+        self._clients: dict[int, ShardClient] = {}
+        self._shards = 0
 
     def put(self, lease: Lease, trajectories: Trajectories, whole: bool, member: str) -> Put:
         """As of a shard."""
-        raise NotImplementedError
+        return self._tries(lease.position, lambda shard: shard.put(lease, trajectories, whole, member, self._stop))
 
     def begun(self, position: int) -> Trajectories | None:
         """As of a shard."""
-        raise NotImplementedError
+        return self._tries(position, lambda shard: shard.begun(position))
+
+    def _tries(self, position: int, call: Callable[[ShardClient], T]) -> T:
+        end = time.monotonic() + self._seconds
+        while True:
+            try:
+                if not self._shards:
+                    self._shards = self._client(0).division().shards
+                return call(self._client(position % self._shards))
+            except (Unreachable, KeyError) as error:
+                self._shards = 0
+                if time.monotonic() > end or self._stop():
+                    raise Unreachable(f"position {position}: {error}") from error
+                time.sleep(WAIT_SECONDS[0])
+
+    def _client(self, shard: int) -> ShardClient:
+        path = self._folder / f"shard-{shard:04d}.json"
+        return self._clients.setdefault(shard, ShardClient(path, min(TRY_SECONDS, self._seconds)))
+
+
+def _group(stream: Iterator[pa.RecordBatch]) -> Trajectories | None:
+    parts = list(stream)
+    return read_batches(parts) if parts else None

@@ -53,6 +53,8 @@ class Shelf:
     restored: bool = False
     thrown: list[Group] = field(default_factory=list[Group])
     """Durable groups that are of no use any more; whoever removes them from the journal empties it."""
+    trained: list[Group] = field(default_factory=list[Group])
+    """Those that were done with; whoever takes note of it empties it."""
     _ahead: set[int] = field(default_factory=set[int])
     _attempts: dict[int, int] = field(default_factory=dict[int, int])
     _groups: dict[int, Group] = field(default_factory=dict[int, Group])
@@ -67,7 +69,7 @@ class Shelf:
         longest. One that is not durable yet comes in when it is settled.
         """
         self.cursor, self._ahead, self._attempts = cursor, {p for p in ahead if p >= cursor}, dict(attempts)
-        self._groups, self._taken, self._asked, self.thrown = {}, set(), 0, []
+        self._groups, self._taken, self._asked, self.thrown, self.trained = {}, set(), 0, [], []
         for group in found:
             kept = self._groups.get(group.position)
             if not self._wanted(group):
@@ -105,7 +107,8 @@ class Shelf:
         if there is not None:
             # Growing what is begun is never refused for want of room: a shelf full of partials would stay full.
             return "kept" if _rank(group) > _rank(there) and not there.whole else "duplicate"
-        return "full" if self.is_full else "kept"
+        # What all wait for is never refused either: faster actors would fill each gap with later positions, for ever.
+        return "full" if self.is_full and position != self.cursor else "kept"
 
     def settle(self, group: Group) -> Verdict:
         """`group` is durable, and what may be acknowledged: in the meantime it may have come to be of no use."""
@@ -143,10 +146,10 @@ class Shelf:
         self._asked = 0
         return groups
 
-    def begun(self, position: int) -> Group | None:
-        """The half-played group of a position."""
+    def begun(self, position: int) -> list[Group]:
+        """The half-played group of a position, if there is one."""
         group = self._groups.get(position)
-        return group if group is not None and not group.whole else None
+        return [group] if group is not None and not group.whole else []
 
     def again(self, attempts: Mapping[int, int]) -> None:
         """The positions are to be played again as these attempts; what came of earlier ones is thrown away."""
@@ -197,8 +200,7 @@ class Shelf:
 
     def _throw(self, group: Group) -> None:
         # What was trained on stays in the journal for good.
-        if not (group.whole and self.is_done(group.position)):
-            self.thrown.append(group)
+        (self.trained if group.whole and self.is_done(group.position) else self.thrown).append(group)
 
 
 def _rank(group: Group) -> tuple[bool, int, int]:

@@ -1,0 +1,156 @@
+"""The groups of a shard on disk: immutable HDF5 segments (`data.segments`).
+
+Each has whatever came while another one was written, so many groups share one fsync.
+
+A segment's name says which positions it has, `groups-FIRST-LAST-of-SHARDS-SHARD-START-NUMBER.h5`: a shard opens only
+those that may hold positions of its own which are not done with, also where they are of another number of shards.
+"""
+
+import math
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import NamedTuple
+
+from checkpoints.commit import ASIDE, sync
+from data.segments import Origin, read_groups, read_origins, write_segment
+from data.trajectories import Trajectories
+from stages.rl.store.shelf import Group
+
+FOLDER = "trajectories"
+
+
+class Name(NamedTuple):
+    """What the name of a segment says."""
+
+    first: int
+    last: int
+    shards: int
+    shard: int
+
+    @staticmethod
+    def of(path: Path) -> "Name":
+        """Of `groups-FIRST-LAST-of-SHARDS-SHARD-...`."""
+        _, first, last, _, shards, shard, *_ = path.stem.split("-")
+        return Name(int(first), int(last), int(shards), int(shard))
+
+    def may_have(self, cursor: int, shard: int, shards: int) -> bool:
+        """Whether one of the positions from `cursor` on may be one of another division into shards."""
+        return self.last >= cursor and (self.shard - shard) % math.gcd(self.shards, shards) == 0
+
+
+@dataclass
+class Segment:
+    """A file with groups whose fate is open."""
+
+    path: Path
+    open: int
+    """Groups that may still be trained or thrown away."""
+    needed: bool = False
+    """It has a group that is to stay for good: one that was trained on, or another shard's."""
+
+
+class Journal:
+    """Of one shard. `write` and `read` may run in several threads; what the other methods share has a lock."""
+
+    def __init__(
+        self, folder: Path, shard: int, shards: int, start: str, attributes: Mapping[str, str | int | float]
+    ) -> None:
+        """`folder` is the attempt's; `start` names this process for good, and is part of its files' names."""
+        self.folder, self.shard, self.shards, self.start = folder / FOLDER, shard, shards, start
+        self.attributes = dict(attributes)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._numbers, self._lock = count(), threading.Lock()
+        self._where: dict[Group, tuple[Segment, int]] = {}
+
+    def remove_torn(self) -> None:
+        """Delete what earlier processes of this shard, which are gone, have left half written."""
+        for path in self.folder.glob(f"groups-*{ASIDE}"):
+            if Name.of(path).shard % self.shards == self.shard:
+                path.unlink(missing_ok=True)
+
+    def write(self, origins: Sequence[Origin], parts: Sequence[Trajectories]) -> list[Group]:
+        """Make groups durable, all of them in one segment."""
+        path = self._path([entry.position for entry in origins])
+        aside = path.with_name(path.name + ASIDE)
+        write_segment(aside, origins, parts, {**self.attributes, "shard": self.shard, "shards": self.shards})
+        groups = [group_of(entry) for entry in origins]
+        segment = Segment(path, len(groups))
+        with self._lock:  # so `load` finds it either on disk or not at all
+            aside.replace(path)
+            self._where |= {group: (segment, place) for place, group in enumerate(groups)}
+        sync(self.folder)
+        return groups
+
+    def load(self, cursor: int) -> list[Group]:
+        """All groups of this shard that may not be done with, from what lies on disk; what was known is forgotten."""
+        with self._lock:
+            self._where = {}
+            for path in self.files():
+                if Name.of(path).may_have(cursor, self.shard, self.shards):
+                    self._load(path)
+            return list(self._where)
+
+    def read(self, groups: Sequence[Group]) -> list[Trajectories]:
+        """These groups, in this order."""
+        with self._lock:
+            found = [self._where[group] for group in groups]
+        inside: dict[Path, list[int]] = {}
+        for number, (segment, _) in enumerate(found):
+            inside.setdefault(segment.path, []).append(number)
+        parts: dict[int, Trajectories] = {}
+        for path, numbers in inside.items():
+            parts |= zip(numbers, read_groups(path, [found[number][1] for number in numbers]), strict=True)
+        return [parts[number] for number in range(len(groups))]
+
+    def trained(self, groups: Collection[Group]) -> None:
+        """They stay for good, and nobody will ask for them."""
+        self._end(groups, needed=True)
+
+    def throw(self, groups: Collection[Group]) -> None:
+        """They are of no use. A segment that has nothing else goes."""
+        self._end(groups, needed=False)
+
+    def files(self) -> list[Path]:
+        """All segments, of all shards."""
+        return sorted(self.folder.glob("groups-*.h5"))
+
+    def _end(self, groups: Collection[Group], *, needed: bool) -> None:
+        for group in groups:
+            with self._lock:
+                segment, _ = self._where.pop(group)
+                segment.open -= 1
+                segment.needed |= needed
+                empty = not segment.open and not segment.needed
+            if empty:
+                segment.path.unlink(missing_ok=True)  # a kill before it only leaves it for the next start
+
+    def _load(self, path: Path) -> None:
+        segment = Segment(path, 0)
+        for place, entry in enumerate(read_origins(path)):
+            if entry.position % self.shards != self.shard:
+                segment.needed = True
+            elif group_of(entry) not in self._where:
+                self._where[group_of(entry)] = segment, place
+                segment.open += 1
+
+    def _path(self, positions: Sequence[int]) -> Path:
+        span = f"{min(positions):010d}-{max(positions):010d}"
+        number = next(self._numbers)
+        return self.folder / f"groups-{span}-of-{self.shards:04d}-{self.shard:04d}-{self.start}-{number:06d}.h5"
+
+
+def group_of(entry: Origin) -> Group:
+    """As the shelf sees it."""
+    return Group(
+        position=entry.position,
+        attempt=entry.attempt,
+        whole=entry.whole,
+        samples=entry.samples,
+        tokens=entry.tokens,
+        oldest=entry.oldest,
+        num_bytes=entry.num_bytes,
+        played=entry.played,
+    )

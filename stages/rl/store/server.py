@@ -1,0 +1,193 @@
+"""A shard of the trajectory store: a Flight server around a shelf and its journal."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import pyarrow as pa
+
+from data.segments import num_bytes, origin
+from data.trajectories import Trajectories
+from data.transport.server import Action, Batches, Server
+from data.transport.trajectories import batches, read_batches, schema
+from stages.rl.messages import Inventory, Shelved
+from stages.rl.store.journal import Journal, group_of
+from stages.rl.store.shelf import Group, Shelf, Verdict
+from stages.rl.store.wire import Again, Answer, Ask, Division, Done, Nothing, Offer, Restore, Take
+from stages.rl.store.writing import Waiting, Writers
+
+SPARE = 4
+"""So many times the bytes of a group are more than Arrow needs for it, offsets of each column and all."""
+
+
+class ShardServer(Server):
+    """A put brings an `Offer` and its group; a `Take` gets groups; for the actions see below.
+
+    A learner's call fails with KeyError where the shard was not restored since its start.
+    """
+
+    def __init__(
+        self, host: str, shelf: Shelf, journal: Journal, num_terms: int, current: Callable[[], bool], *, tls: bool
+    ) -> None:
+        """`current` says whether this process is still the one that is announced: another has taken over if not."""
+        actions = {
+            "division": Action(Nothing, lambda _: Division(shard=journal.shard, shards=journal.shards)),
+            "offer": Action(Offer, self._offer),
+            "restore": Action(Restore, self._restore),
+            "ready": Action(Ask, self._ready),
+            "again": Action(Again, self._again),
+            "done": Action(Done, self._done),
+            "inventory": Action(Nothing, lambda _: self._inventory()),
+        }
+        super().__init__(host, actions, tls=tls)
+        self._shelf, self._journal, self._num_terms, self._current = shelf, journal, num_terms, current
+        self._lock = threading.Lock()
+        self._incoming = 0
+        self._writers = Writers(journal, self._settle)
+
+    def put(self, order: bytes, batches: Batches) -> Answer:
+        """The verdict of the group that comes. One that has to wait is not kept in memory, and comes again."""
+        offer = self.message(Offer, order)
+        verdict = self._enter(offer)
+        if verdict != "kept":
+            for _ in batches:
+                pass
+            return Answer(verdict=verdict)
+        try:
+            return Answer(verdict=self._keep(offer, self._receive(offer, batches)))
+        finally:
+            with self._lock:
+                self._incoming -= offer.num_bytes
+
+    def get(self, order: bytes, wanted: Callable[[], bool]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        """Groups that a learner takes, or the half-played one of a position, if there is one."""
+        take = self.message(Take, order)
+        try:
+            with self._lock:
+                self._check(take.start)
+                groups = self._shelf.take(take.keys) if take.begun is None else self._shelf.begun(take.begun)
+            parts = self._journal.read(groups)
+        except KeyError as error:
+            raise pa.ArrowKeyError(f"there is no such group: {error}") from None
+        return schema(self._num_terms), (batch for part in parts for batch in batches(part))
+
+    def _offer(self, offer: Offer) -> Answer:
+        """What a put would be answered now."""
+        self._check_place(offer)
+        with self._lock:
+            return Answer(verdict=self._shelf.would_put(_offered(offer)))
+
+    def _enter(self, offer: Offer) -> Verdict:
+        """Whether the group may come; then room in memory is kept for it until it is journalled."""
+        self._check_place(offer)
+        with self._lock:
+            verdict = self._shelf.would_put(_offered(offer))
+            if verdict == "kept" and self._incoming and self._incoming + offer.num_bytes > self._shelf.bound:
+                return "full"
+            if verdict == "kept":
+                self._incoming += offer.num_bytes
+            return verdict
+
+    def _check_place(self, offer: Offer) -> None:
+        if offer.position % self._journal.shards != self._journal.shard:
+            raise pa.ArrowKeyError(f"position {offer.position} is not of shard {self._journal.shard}")
+
+    def _receive(self, offer: Offer, batches: Batches) -> Trajectories:
+        part = read_batches(_limited(batches, offer))
+        if len(part.tokens) != offer.tokens or len(part) != offer.samples or num_bytes(part) != offer.num_bytes:
+            raise pa.ArrowInvalid("the group is not the one that was offered")
+        if part.terms.shape[1] != self._num_terms:
+            raise pa.ArrowInvalid(f"{part.terms.shape[1]} reward terms, but the run has {self._num_terms}")
+        return part
+
+    def _keep(self, offer: Offer, part: Trajectories) -> Verdict:
+        entry = origin(offer.position, offer.attempt, offer.whole, time.time(), offer.member, part)
+        group = group_of(entry)
+        with self._lock:
+            verdict = self._shelf.put(group)
+        return self._writers.write(Waiting(entry, group, part)) if verdict == "kept" else verdict
+
+    def _settle(self, group: Group) -> Verdict:
+        if not self._current():
+            # Whoever was announced in our place may have read the journal before this group was in it.
+            raise RuntimeError("another process has taken over this shard")
+        with self._lock:
+            verdict = self._shelf.settle(group)
+        self._tidy()
+        return verdict
+
+    def _restore(self, restore: Restore) -> Inventory:
+        with self._lock:  # nothing may be settled between the look at the disk and the end
+            found = self._journal.load(restore.cursor)
+            self._shelf.restore(restore.cursor, restore.ahead, restore.attempts, found)
+        self._tidy()
+        return self._inventory()
+
+    def _ready(self, ask: Ask) -> Inventory:
+        with self._lock:
+            self._check(ask.start)
+            groups = self._shelf.ready()
+        return self._say([_shelved(group, "ready") for group in groups])
+
+    def _again(self, again: Again) -> Nothing:
+        with self._lock:
+            self._check(again.start)
+            self._shelf.again(again.attempts)
+        self._tidy()
+        return Nothing()
+
+    def _done(self, done: Done) -> Nothing:
+        with self._lock:
+            self._check(done.start)
+            self._shelf.done(done.cursor, done.ahead)
+        self._tidy()
+        return Nothing()
+
+    def _inventory(self) -> Inventory:
+        with self._lock:
+            shelved = [_shelved(group, state) for group, state in self._shelf.groups()]
+        return self._say(shelved)
+
+    def _say(self, shelved: list[Shelved]) -> Inventory:
+        taken = self._shelf.num_bytes
+        room = 0 if self._shelf.is_full else max(1, self._shelf.bound - taken)
+        return Inventory(start=self._journal.start, shelved=tuple(shelved), num_bytes=taken, room=room)
+
+    def _check(self, start: str) -> None:
+        if not self._shelf.restored or start not in ("", self._journal.start):
+            raise pa.ArrowKeyError("the shard was not restored since its start")
+
+    def _tidy(self) -> None:
+        with self._lock:
+            thrown, self._shelf.thrown = self._shelf.thrown, []
+            trained, self._shelf.trained = self._shelf.trained, []
+        self._journal.trained(trained)
+        self._journal.throw(thrown)
+
+
+def _shelved(group: Group, state: Literal["partial", "ready", "taken"]) -> Shelved:
+    return Shelved(
+        position=group.position,
+        attempt=group.attempt,
+        state=state,
+        samples=group.samples,
+        tokens=group.tokens,
+        oldest=group.oldest,
+        num_bytes=group.num_bytes,
+        played=group.played,
+    )
+
+
+def _offered(offer: Offer) -> Group:
+    return Group(offer.position, offer.attempt, offer.whole, tokens=offer.tokens, num_bytes=offer.num_bytes)
+
+
+def _limited(batches: Batches, offer: Offer) -> Iterator[pa.RecordBatch]:
+    """No more than what was offered: memory is kept for that."""
+    left = SPARE * offer.num_bytes
+    for batch in batches:
+        left -= batch.nbytes
+        if left < 0:
+            raise pa.ArrowInvalid("more comes than was offered")
+        yield batch

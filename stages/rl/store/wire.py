@@ -1,0 +1,71 @@
+"""What clients and shards say to each other beside `stages.rl.messages`."""
+
+from pydantic import Field
+
+from stages.rl.messages import Message
+from stages.rl.store.shelf import Verdict
+
+
+class Offer(Message):
+    """Descriptor of a put: what is about to come, so that the shard can say no before it comes."""
+
+    position: int = Field(ge=0)
+    attempt: int = Field(ge=0)
+    whole: bool
+    member: str = Field(max_length=64, pattern="^[ -~]*$")
+    samples: int = Field(ge=1)
+    tokens: int = Field(ge=0)
+    num_bytes: int = Field(ge=0)
+
+
+class Answer(Message):
+    """To an offer."""
+
+    verdict: Verdict
+
+
+class Take(Message):
+    """Groups that a learner takes, in this order; or the half-played one of a position, for an actor."""
+
+    start: str = ""
+    """Of the shard that was restored; empty from all but its own learner."""
+    keys: tuple[tuple[int, int], ...] = ()
+    begun: int | None = None
+
+
+class Restore(Message):
+    """Where the learners stand."""
+
+    cursor: int
+    ahead: tuple[int, ...]
+    attempts: dict[int, int]
+
+
+class Ask(Message):
+    """Any other call of a learner."""
+
+    start: str
+
+
+class Again(Ask):
+    """Positions to be played again."""
+
+    attempts: dict[int, int]
+
+
+class Done(Ask):
+    """Positions that are done with."""
+
+    cursor: int
+    ahead: tuple[int, ...]
+
+
+class Division(Message):
+    """Which shard answers, and how many there are."""
+
+    shard: int
+    shards: int
+
+
+class Nothing(Message):
+    """Nothing to ask, or nothing to say but that it is done."""

@@ -1,0 +1,75 @@
+"""Threads that journal what was put, many groups at a time: while one writes, the next ones gather for another."""
+
+import os
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from data.segments import Origin
+from data.trajectories import Trajectories
+from stages.rl.store.journal import Journal
+from stages.rl.store.shelf import Group, Verdict
+
+THREADS = 2
+"""The disk writes for one while the other lays out its segment."""
+SEGMENT_BYTES = 2**26
+"""More go into another segment, so that acknowledgements do not wait for too much."""
+
+
+@dataclass
+class Waiting:
+    """A group on its way."""
+
+    origin: Origin
+    group: Group
+    part: Trajectories
+    journalled: threading.Event = field(default_factory=threading.Event)
+    verdict: Verdict = "pending"
+
+
+class Writers:
+    """Of one shard. `settle` is called for each group as soon as it is durable."""
+
+    def __init__(self, journal: Journal, settle: Callable[[Group], Verdict]) -> None:
+        self._journal, self._settle = journal, settle
+        self._waiting: list[Waiting] = []
+        self._changed = threading.Condition()
+        for number in range(THREADS):
+            threading.Thread(target=self._run, name=f"journal {number}", daemon=True).start()
+
+    def write(self, waiting: Waiting) -> Verdict:
+        """Returns when the group is durable, with what may be acknowledged."""
+        with self._changed:
+            self._waiting.append(waiting)
+            self._changed.notify()
+        waiting.journalled.wait()
+        return waiting.verdict
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self._write_some()
+        finally:
+            # A full disk, say. Nothing of it was acknowledged; the rank reads the log and starts another shard.
+            traceback.print_exc()
+            os._exit(1)
+
+    def _write_some(self) -> None:
+        with self._changed:
+            while not self._waiting:
+                self._changed.wait()
+            some = self._next()
+        self._journal.write([one.origin for one in some], [one.part for one in some])
+        for one in some:
+            one.verdict = self._settle(one.group)
+            one.journalled.set()
+
+    def _next(self) -> list[Waiting]:
+        size, count = 0, 0
+        while count < len(self._waiting) and (
+            not count or size + self._waiting[count].group.num_bytes <= SEGMENT_BYTES
+        ):
+            size, count = size + self._waiting[count].group.num_bytes, count + 1
+        some, self._waiting = self._waiting[:count], self._waiting[count:]
+        return some
