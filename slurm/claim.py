@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from checkpoints.manifest import digest
+from slurm.actors.ask import end
 from slurm.ask import submit
 from slurm.ask.share import local_cpus
 from slurm.attempt import LOGS, Request, is_cancelled, mark_cancelled, open_attempt
@@ -163,12 +164,13 @@ def _retire(folder: Path, record: Record) -> None:
         said = f"{record.stage}: ending job {record.job_id} of {record.attempt}, which is no longer asked for"
         print(said, file=sys.stderr, flush=True)
         cancel(folder, record)
+        end(folder / record.attempt)
         see_out(folder, record)
 
 
 def _settled(folder: Path, record: Record, wait: float, interrupts: Sequence[int]) -> State:
     """The state of a job. After one that ended well and has not said why there is no result, one is waited for."""
-    attempt, end = folder / record.attempt, time.monotonic() + wait
+    attempt, latest = folder / record.attempt, time.monotonic() + wait
     while True:
         if attempt.exists():
             list(attempt.iterdir())  # has NFS look at the folder again, whose new files it may else show a minute late
@@ -176,16 +178,16 @@ def _settled(folder: Path, record: Record, wait: float, interrupts: Sequence[int
         said_why = not attempt.exists() or read_verdict(attempt)
         if state.kind is not Kind.ENDED or state.word != "COMPLETED" or said_why:
             return state
-        if interrupts or time.monotonic() > end:
+        if interrupts or time.monotonic() > latest:
             return state
         time.sleep(0.5)
 
 
 def see_out(folder: Path, record: Record) -> None:
     """Wait until a cancelled job has ended: it may be asked for again in a moment, and must not meet itself."""
-    end = time.monotonic() + SEE_OUT_SECONDS
+    latest = time.monotonic() + SEE_OUT_SECONDS
     while query(folder, record).kind not in (Kind.ENDED, Kind.FINISHED):
-        if time.monotonic() > end:
+        if time.monotonic() > latest:
             raise ValueError(
                 f"{folder}: job {record.job_id} was cancelled {SEE_OUT_SECONDS:.0f} s ago and has not ended yet; "
                 "run again when it has"

@@ -39,9 +39,10 @@ def code_digest(stage: str) -> str:
 def code_files(stage: str) -> dict[str, str]:
     """Digest of each file that a stage can reach by imports from its run.py, by path relative to the repository.
 
-    The algorithms and page templates beside the reached modules are reached too.
+    Its actors and the modules that it runs as processes count as well. The algorithms and page templates beside the reached modules are reached too.
     """
-    waiting, modules = [ROOT / "stages" / stage / "run.py", ROOT / "stages" / stage / "config.py"], set[Path]()
+    folder, modules = ROOT / "stages" / stage, set[Path]()
+    waiting = [folder / "run.py", folder / "config.py", folder / "actor" / "run.py", *folder.glob("*/__main__.py")]
     while waiting:
         path = waiting.pop()
         if path not in modules and path.exists():

@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -19,6 +20,7 @@ from checkpoints.disk import trouble
 from checkpoints.manifest import ATTEMPT, NAME, Provenance, Result
 from data.job import Flag, Job, Stopped
 from data.section import Section
+from slurm.actors.ask import end
 from slurm.attempt import JobFile, read_job_file
 from slurm.devices.read import kind_of_node
 from slurm.exclusions import FILE, exclude, excluded
@@ -159,6 +161,9 @@ def _run(job_file: JobFile, attempt: Path, job: Job) -> None:
     run(config, inputs, attempt, job)
     if job.is_first and not (attempt / NAME).exists():
         raise AssertionError(f"{stage} returned without committing its manifest")
+    if job.is_first:
+        with suppress(NoAnswer):  # also when nobody waits any more; a node without scancel leaves it to them
+            end(attempt, wait=False)
 
 
 def read_task(job_file: JobFile, attempt: Path, look_at_files: bool) -> tuple[str, Section, dict[str, Result]]:

@@ -151,6 +151,15 @@ def status(runs: Annotated[list[str] | None, typer.Argument(help="Names of runs;
 
 
 @app.command()
+def replay(run: Run = None, step: Annotated[int, typer.Option(min=1, help="The step whose batch it is.")] = 1) -> None:
+    """Rebuild a batch that asynchronous mode has trained on, check it, and show it; exit code 1 if something lacks."""
+    with mistakes_shown():
+        from workflow.replay import replay_batch
+
+        raise typer.Exit(replay_batch(run, step))
+
+
+@app.command()
 def attach(run: Run = None, stage: Stage = None) -> None:
     """Wait for the job of a run as `qianka stage` does: show its log, take Ctrl-C as a cancel, publish the result."""
     with mistakes_shown():
@@ -166,6 +175,35 @@ def cancel(run: Run = None, stage: Stage = None) -> None:
         from workflow import jobs
 
         raise typer.Exit(jobs.cancel(run, stage))
+
+
+actors_app = typer.Typer(help="Show who plays for a run of rl.mode=asynchronous, or bring more while it goes on.")
+app.add_typer(actors_app, name="actors")
+RunOption = Annotated[
+    str | None, typer.Option("--run", help="Name of a run; by default the last used one.", show_default=False)
+]
+
+
+@actors_app.callback(invoke_without_command=True)
+def actors(context: typer.Context, run: RunOption = None) -> None:
+    """Show who plays for a run of rl.mode=asynchronous, and why others are gone; `add N` brings more."""
+    if context.invoked_subcommand is not None:
+        return
+    with mistakes_shown():
+        from rich.console import Console
+
+        from workflow.actors import show_actors
+
+        Console(width=None if sys.stdout.isatty() else 160).print(show_actors(run))
+
+
+@actors_app.command()
+def add(count: Annotated[int, typer.Argument(min=1, help="How many.")], run: RunOption = None) -> None:
+    """Bring more actors to a run that goes on."""
+    with mistakes_shown():
+        from workflow.actors import add_actors
+
+        add_actors(run, count)
 
 
 @app.command()

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from data.progress import read_progress
+from slurm.actors.ask import end, withdrawn
 from slurm.attempt import publish
 from slurm.claim import Attached, find_job, see_out, withdraw
 from slurm.record import Record, is_finished, read_record
@@ -38,19 +39,21 @@ def attach(run: str | None, stage: str | None) -> int:
             attached = Attached(record, folder / record.attempt, "re-attached")
             display.say(found(attached))
             waiter = Waiter(attached, display, interrupts)
-            end = waiter.wait()
-            if end is End.FINISHED:
+            ended = waiter.wait()
+            if ended in (End.FINISHED, End.FAILED, End.CANCELLED):
+                withdrawn(attached.folder)
+            if ended is End.FINISHED:
                 publish(folder, attached.folder, shown(paths, stage))
                 display.say(f"published {record.attempt}")
-            elif end is End.FAILED:
+            elif ended is End.FAILED:
                 display.say(failure(attached, waiter.text))
-            following = _successor(folder, record) if end is End.AGAIN else None
+            following = _successor(folder, record) if ended is End.AGAIN else None
             if following is None:
                 break
             record = following
-        if end is End.AGAIN:
+        if ended is End.AGAIN:
             display.say("the job is over, and nobody has submitted another one; `qianka run` resumes it")
-        return EXIT_CODES[end]
+        return EXIT_CODES[ended]
 
 
 def cancel(run: str | None, stage: str | None) -> int:
@@ -62,6 +65,9 @@ def cancel(run: str | None, stage: str | None) -> int:
     for name in stages:
         folder = paths.stage(name).resolve()
         job_id = withdraw(folder)
+        ended = end(folder / record_of(folder).attempt)
+        if ended:
+            print(f"{name}: ended its actors ({', '.join(ended)})", flush=True)
         if job_id is None:
             print(f"{name}: no job is under way")
             continue

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from slurm.fingerprint import ROOT
+from slurm.query.queue import choose_executor
 from workflow.config import RunConfig
 from workflow.paths import RunPaths
 from workflow.plan import StagePlan, make_plan
@@ -56,7 +57,20 @@ def show_plan(run: RunConfig) -> None:
     check_config(run)
     check_owner(run)
     _print_plan(make_plan(run))
+    if run.rl.mode == "asynchronous":
+        Console().print(Text(actors_line(run)))
     Console().print("", draw_algorithm(run))
+
+
+def actors_line(run: RunConfig) -> str:
+    """What plays for the rl stage."""
+    shape, config = run.slurm.actors, run.rl.asynchronous
+    what = "processes"
+    if choose_executor(run.slurm) == "slurm":
+        each = f"{shape.nodes} node(s) x {shape.tasks_per_node}, {shape.gpus_per_node} card(s) a node"
+        what = f"tasks of an array, each {each}"
+    evaluator = f", and an evaluator of every {config.evaluate_every}. version" if config.evaluate_every else ""
+    return f"rl is asynchronous: {shape.count} actors ({what}){evaluator}, staleness at most {config.max_staleness}"
 
 
 def show_algorithm(name: str) -> None:

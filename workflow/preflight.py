@@ -14,6 +14,7 @@ from checkpoints.commit import commit
 from checkpoints.disk import REASONS
 from data.job import check_shards
 from slurm.query.queue import choose_executor
+from stages.algorithms.spec import find_algorithm, read_spec
 from stages.environments.config import RowsConfig
 from workflow.config import INPUTS, RunConfig
 from workflow.paths import RunPaths
@@ -31,6 +32,7 @@ def check_config(run: RunConfig) -> None:
     check_rewards(run)
     check_engine(run)
     check_resources(run)
+    check_mode(run)
 
 
 def check_model(run: RunConfig) -> None:
@@ -128,10 +130,37 @@ def check_resources(run: RunConfig) -> None:
             raise ValueError(f"slurm.{stage}.nodes is {nodes}, but without Slurm there is one; set it to 1")
 
 
+def check_mode(run: RunConfig) -> None:
+    """What asynchronous mode asks of the algorithm, the engine and the actors."""
+    if run.rl.mode != "asynchronous":
+        return
+    if run.rl.asynchronous.stale == "keep" and not corrects_for_age(run.rl.algorithm):
+        raise ValueError(
+            f"rl.asynchronous.stale is keep, but the algorithm {run.rl.algorithm} takes no rollout_logprobs, so it "
+            "cannot correct for samples of older weights; take stale: requeue, or an algorithm that does, such as grpo"
+        )
+    if run.engine.name == "vllm_server":
+        raise ValueError(
+            "engine.name is vllm_server, but in asynchronous mode each actor has an engine of its own; "
+            "take engine.name=vllm, or rl.mode=synchronous"
+        )
+    if run.slurm.actors.shard_ranks is not None:
+        raise ValueError("slurm.actors.shard_ranks: actors hold whole copies of the weights; remove it")
+    if choose_executor(run.slurm) != "slurm" and run.slurm.actors.nodes > 1:
+        raise ValueError(f"slurm.actors.nodes is {run.slurm.actors.nodes}, but without Slurm there is one; set it to 1")
+
+
+def corrects_for_age(name: str) -> bool:
+    """Whether an algorithm compares the policy with the one that has played, token by token."""
+    spec = read_spec(find_algorithm(name))
+    nodes = [*spec.experience.values(), *spec.update.values()]
+    return any(taken == "rollout_logprobs" for node in nodes for taken in node.takes.values())
+
+
 def check_minutes(run: RunConfig) -> None:
     """A job has time to work before it is told that its time is nearly over: else it is requeued for ever."""
     seconds = run.slurm.signal_seconds
-    for stage in INPUTS:
+    for stage in (*INPUTS, *(["actors"] if run.rl.mode == "asynchronous" else [])):
         minutes = run.slurm.resources(stage).minutes
         if 60 * minutes < 2 * seconds:
             raise ValueError(

@@ -70,7 +70,8 @@ def to_submit(run: RunConfig, stages: Sequence[str] | None = None) -> list[str]:
     if choose_executor(run.slurm) != "slurm":
         return []
     wanted = [plan.stage for plan in make_plan(run) if plan.reasons] if stages is None else stages
-    return [stage for stage in wanted if not _has_job(RunPaths(run.name).stage(stage))]
+    missing = [stage for stage in wanted if not _has_job(RunPaths(run.name).stage(stage))]
+    return [*missing, *(["actors"] if "rl" in missing and run.rl.mode == "asynchronous" else [])]
 
 
 def _has_job(folder: Path) -> bool:

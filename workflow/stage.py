@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 from data.progress import read_progress
+from slurm.actors.crew import Crew
 from slurm.attempt import Request, publish
 from slurm.claim import Attached, Withdrawn, submit_or_attach, take_over, withdraw
 from slurm.exclusions import pardon
@@ -55,13 +56,16 @@ def _wait(request: Request, display: Display, interrupts: list[int]) -> End:
             return attached
         accept_inputs(request)
         display.say(found(attached))
-        waiter = Waiter(attached, display, interrupts)
+        crew = Crew(request, attached.folder, attached.record, display.say, interrupts)
+        waiter = Waiter(attached, display, interrupts, crew.look)
         end = waiter.wait()
         if end is End.FINISHED:
             publish(request.folder, attached.folder, request.publish)
             display.say(f"published {attached.folder.name}")
         elif end is End.FAILED:
             display.say(failure(attached, waiter.text))
+        if end is not End.DETACHED and (end is not End.AGAIN or attached.record.executor == "local"):
+            crew.end()
         if end is not End.AGAIN:
             return end
         if attached.record.executor == "local":
@@ -73,11 +77,13 @@ def _wait(request: Request, display: Display, interrupts: list[int]) -> End:
             display.say(f"job {doubted.record.job_id} {doubted.doubt}; and job {attached.record.job_id} as well")
             pardon(request.run_folder, doubted.suspects + waiter.judge.suspects)
             display.say(failure(attached, waiter.judge.doubt))
+            crew.end()
             return End.FAILED
         doubted = waiter.judge if waiter.judge.doubt else None
         if tries >= MAX_TRIES:
             display.say(f"{tries} jobs in a row ended without a committed step; see why before you run it again")
             display.say(failure(attached, waiter.text))
+            crew.end()
             return End.FAILED
 
 

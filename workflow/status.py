@@ -17,6 +17,7 @@ from slurm.verdict import explain
 from slurm.wait import state
 from slurm.wait.display import pace
 from slurm.wait.state import Kind
+from workflow.actors import actors_table
 from workflow.config import INPUTS
 from workflow.paths import RunPaths
 
@@ -40,7 +41,13 @@ def render(name: str) -> RenderableType:
     for stage in INPUTS:
         table.add_row(stage, *(Text(cell) for cell in _cells(paths, stage)))
     last = next((stage for stage in reversed(INPUTS) if paths.manifest(stage).exists()), None)
-    parts: list[RenderableType] = [table, *(Text(line, style="yellow") for line in warnings(paths))]
+    attempt = _attempt(paths, "rl")
+    actors = actors_table(attempt) if attempt else None
+    parts: list[RenderableType] = [
+        table,
+        *([actors] if actors else []),
+        *(Text(line, style="yellow") for line in warnings(paths)),
+    ]
     if last:
         parts.append(lineage(paths, last))
     if paths.dashboard.exists():

@@ -7,7 +7,7 @@ from pathlib import Path
 from slurm.ask.asked import Asked, listed
 from slurm.ask.fit import in_service, too_few
 from slurm.ask.trial import trials
-from slurm.config import SlurmConfig
+from slurm.config import ActorsConfig, SlurmConfig
 from slurm.query.answers import Limits, Partition
 from slurm.query.facts import SECONDS, Facts, gather
 from slurm.query.nodelist import expand
@@ -36,6 +36,12 @@ def check_slurm(slurm: SlurmConfig, stages: Sequence[str], run_folder: Path) -> 
 
 
 def _problems(asked: Asked, facts: Facts) -> Iterator[str]:
+    largest = facts.settings.get("MaxArraySize", "")
+    if isinstance(asked.shape, ActorsConfig) and largest.isdigit() and asked.shape.count >= int(largest):
+        yield (
+            f"slurm.actors.count is {asked.shape.count}, but arrays of this cluster have less than {largest} tasks "
+            "(MaxArraySize); take fewer, and add some with `qianka actors add`"
+        )
     yield from _account(asked, facts)
     yield from _qos(asked, facts)
     yield from _names(asked, facts)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from slurm.ask.asked import Asked
+from slurm.config import ActorsConfig
 from slurm.query.environment import slurm_environment
 from slurm.query.facts import SECONDS, Facts
 from slurm.query.queue import QueueFull, submit_error
@@ -78,6 +79,7 @@ def flags(asked: Asked) -> list[str]:
         "gpus-per-node": shape.gpus_per_node or None,
         "time": shape.minutes,
         "requeue": True,
+        **({"array": f"0-{shape.count - 1}"} if isinstance(shape, ActorsConfig) and shape.count > 1 else {}),
         **asked.for_sbatch(),
     }
     return [

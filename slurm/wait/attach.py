@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from types import FrameType
@@ -66,12 +66,20 @@ def interrupts_noted() -> Generator[list[int]]:
 class Waiter:
     """One wait for one job. `interrupts` are those of `interrupts_noted`."""
 
-    def __init__(self, attached: Attached, display: Display, interrupts: list[int]) -> None:
+    def __init__(
+        self,
+        attached: Attached,
+        display: Display,
+        interrupts: list[int],
+        beside: Callable[[State], None] = lambda found: None,
+    ) -> None:
+        """`beside` is called with each state of a job that may still succeed."""
         self.attached = attached
         self.attempt, self.record = attached.folder, attached.record
         self.display = display
         self.interrupts = interrupts
         self.is_wanted = callers_alive()
+        self.beside = beside
         self.judge = Judge(attached.folder, attached.record, display.say)
         self.log = log_of(attached.folder, attached.record.job_id)
         self.offset: int | None = None if attached.how == "re-attached" else 0
@@ -122,7 +130,10 @@ class Waiter:
                 self.display.say(f"job {self.record.job_id} {found.text}")
         if found.kind is not Kind.UNKNOWN:
             self.text = found.text
-        return self.judge.look(found)
+        end = self.judge.look(found)
+        if end is None:
+            self.beside(found)
+        return end
 
     def _heard(self, silent: bool) -> None:
         """Say when Slurm ceases to answer, and when it does again."""

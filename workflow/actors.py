@@ -1,0 +1,123 @@
+"""`qianka actors`: who plays for a run, how fast, and why others are gone; and more of them while it goes on."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from slurm.actors.arrays import read_arrays
+from slurm.actors.ask import add
+from slurm.actors.crew import failures
+from slurm.actors.tasks import living
+from slurm.query.queue import NoAnswer
+from slurm.record import Record, is_finished
+from slurm.wait import state
+from slurm.wait.state import Kind
+from workflow.config import RunConfig, load
+from workflow.jobs import find_run, record_of
+from workflow.paths import RunPaths
+from workflow.request import make_request
+
+TABLE = "actors.json"
+"""Of the coordinator, in the attempt's folder (stages/rl/coordinator/table.py)."""
+COLUMNS = ("actor", "role", "node", "supernode", "tokens/s", "episodes/s", "busy", "version", "plays", "state")
+NUMBERS = COLUMNS[4:9]
+SHOWN_GONE = 16
+
+
+def add_actors(name: str | None, count: int) -> None:
+    """Bring more actors to a run that goes on. ValueError when there is none to join."""
+    paths = find_run(name)
+    run = load([str(paths.config)])
+    record, attempt = _asynchronous(paths, run)
+    found = state.query(paths.stage("rl").resolve(), record)
+    if found.kind in (Kind.ENDED, Kind.FINISHED):
+        raise ValueError(f"the rl job of run {paths.name} {found.text}, so there is nothing to play for")
+    array = add(make_request(run, "rl"), attempt, record, count)
+    job = f"Slurm job {array.job_id}" if array.executor == "slurm" else "processes of this machine"
+    print(f"{count} more actor{'s' if count > 1 else ''} of run {paths.name}: {job}")
+
+
+def show_actors(name: str | None) -> RenderableType:
+    """The table of a run's actors."""
+    paths = find_run(name)
+    _, attempt = _asynchronous(paths, load([str(paths.config)]))
+    return actors_table(attempt) or Text(f"run {paths.name} has no actors yet")
+
+
+def _asynchronous(paths: RunPaths, run: RunConfig) -> tuple[Record, Path]:
+    if run.rl.mode != "asynchronous":
+        raise ValueError(f"run {paths.name} has no actors: rl.mode is {run.rl.mode}; take rl.mode=asynchronous")
+    folder = paths.stage("rl").resolve()
+    if not (folder / "record.json").exists():
+        raise ValueError(f"the rl stage of run {paths.name} was never started, so it has no actors")
+    record = record_of(folder)
+    return record, folder / record.attempt
+
+
+def actors_table(attempt: Path) -> Table | None:
+    """Members as the coordinator has noted them, tasks that have not joined, and what those that failed said."""
+    known = _members(attempt)
+    why = failures(attempt)
+    rows = [_row(member, why) for member in known]
+    names = {member["name"] for member in known}
+    rows += _others(attempt, names)
+    rows += [(member, *[""] * 8, f"failed: {said}") for member, said in why.items() if member not in names]
+    if not rows:
+        return None
+    table = Table(title="actors", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in COLUMNS:
+        table.add_column(column, justify="right" if column in NUMBERS else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return table
+
+
+def _members(attempt: Path) -> list[dict[str, Any]]:
+    path = attempt / TABLE
+    if not path.exists():
+        return []
+    found = json.loads(path.read_text())
+    there = {member["name"] for member in found["members"]}
+    gone = [member for member in found["gone"] if member["name"] not in there]
+    return [*found["members"], *gone[-SHOWN_GONE:]]
+
+
+def _row(member: dict[str, Any], why: dict[str, str]) -> tuple[str, ...]:
+    said = why.get(member["name"].partition("+")[0], "")
+    if member["gone"] is not None:
+        at = time.strftime("%H:%M:%S", time.localtime(member["gone"]))
+        words = f"gone since {at}: {said or member['why']}"
+    else:
+        words = f"in trouble: {member['trouble']}" if member["trouble"] else "plays"
+        words += ", hands weights on" if member["relay"] else ""
+    return (
+        member["name"],
+        member["role"],
+        member["node"],
+        member["supernode"],
+        f"{member['tokens_per_second']:.0f}",
+        f"{member['episodes_per_second']:.2f}",
+        f"{100 * member['utilisation']:.0f} %",
+        str(member["version"]),
+        f"{member['in_flight']}/{member['slots']}",
+        words,
+    )
+
+
+def _others(attempt: Path, names: set[str]) -> list[tuple[str, ...]]:
+    """Tasks that have not joined yet: they wait for a node, or start."""
+    found: list[tuple[str, ...]] = []
+    joined = {name.rpartition(".")[0] for name in names}
+    for array in read_arrays(attempt) if not is_finished(attempt) else []:
+        try:
+            tasks = living(attempt, array)
+        except NoAnswer:
+            continue
+        found += [(task.job, *[""] * 8, task.state) for task in tasks if task.job not in joined]
+    return found
