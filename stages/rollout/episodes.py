@@ -7,17 +7,21 @@ import copy
 import hashlib
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple
 
+import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from data.tokenizer import decode, encode_observation, encode_prompt
 from stages.environments.base import BaseEnvironment, GraderError, Task
-from stages.environments.processes import later, threads
+from stages.environments.processes import threads
 from stages.rollout.config import SamplingConfig
-from stages.rollout.engine import Completion, Engine, Request, cancel_all
+from stages.rollout.engine import Completion, Engine, Request
+from stages.rollout.stops import StopWatch
 
 STEPS_OF_GRADING = 8
 """Steps of the engine after which a turn that a slow environment grades is answered. A fixed number: when a request is
@@ -33,6 +37,16 @@ class Start:
     prompt: Sequence[int]
     """Ids of what the policy sees first: the row's prompt, or a perturbed copy of it."""
     seed: int
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What another player has heard of an episode."""
+
+    completions: list[Completion]
+    """Turn by turn; the last has `cancelled` as its reason: it may be whole or interrupted, the others are whole."""
+    observations: list[list[int]]
+    """Ids of what the environment said between them."""
 
 
 @dataclass
@@ -90,47 +104,157 @@ def play_episodes(
     that names the row, for what is no answer and for one that the tokenizer cannot take; then nothing is in flight.
     """
     engine.start(sampling, greedy=greedy, noise=noise)
-    several, slow = environment.max_turns > 1, environment.cpu_seconds is not None
-    wait = 0 if not slow else STEPS_OF_GRADING if several else math.inf
-    flights = [Flight(start, environment, tokenizer, engine.context) for start in starts]
-    in_flight: set[int] = set()
-    graded: deque[tuple[float, int, Callable[[], Outcome]]] = deque()
-    """(Step of the engine by which it is taken, key, what gives the outcome), the first to be taken first."""
-    ended = steps = 0
-
-    def add(key: int) -> None:
-        flight, seed = flights[key], turn_seed(starts[key].seed, flights[key].turn)
-        engine.add(key, Request(flight.prompt, seed, session=key if several else None))
-        in_flight.add(key)
-
+    found: dict[int, Played] = {}
     with threads() as pool:
+        episodes = Episodes(
+            engine, tokenizer, environment, sampling, pool, on_progress=lambda: on_progress(len(found)), punctual=True
+        )
         try:
-            for key in range(len(starts)):
-                add(key)
-            while ended < len(starts):
-                before = engine.progress
-                for key, completion in engine.step():
-                    in_flight.remove(key)
-                    said = flights[key].hear(completion)
-                    graded.append((steps + wait, key, later(pool if slow else None, flights[key].grade, said)))
-                if engine.progress != before:
-                    on_progress(ended)
-                while graded and (graded[0][0] <= steps or not in_flight):
-                    _, key, outcome = graded.popleft()
-                    if flights[key].take(outcome):
-                        add(key)
-                    else:
-                        ended += 1
-                        if several:
-                            engine.release([key])
-                        if on_end:
-                            on_end(key, flights[key].played)
-                    on_progress(ended)
-                steps += 1
+            for key, start in enumerate(starts):
+                episodes.add(key, start)
+            while len(found) < len(starts):
+                for key, played in episodes.step():
+                    if isinstance(played, ValueError):
+                        raise played
+                    found[key] = played
+                    if on_end:
+                        on_end(key, played)
         except ValueError:
-            cancel_all(engine, in_flight)
+            episodes.halt(range(len(starts)))
             raise
-    return [flight.played for flight in flights]
+    return [found[key] for key in range(len(starts))]
+
+
+class Episodes:
+    """Plays episodes that may be added at any time, in an engine that was started with the same `sampling`."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: PreTrainedTokenizerFast,
+        environment: BaseEnvironment,
+        sampling: SamplingConfig,
+        pool: ThreadPoolExecutor,
+        *,
+        on_progress: Callable[[], None] = lambda: None,
+        punctual: bool = False,
+    ) -> None:
+        """A slow environment grades in `pool`, and `on_progress` is called when something was generated or graded.
+
+        `punctual` takes a slow environment's answers after a fixed number of the engine's steps, waiting for them if
+        need be: the same episodes have the same bits then. Otherwise they are taken when they are there.
+        """
+        self.engine, self.tokenizer, self.environment, self.sampling = engine, tokenizer, environment, sampling
+        self._on_progress, self._punctual = on_progress, punctual
+        self._several, slow = environment.max_turns > 1, environment.cpu_seconds is not None
+        self._pool = pool if slow else None
+        self._wait = 0 if not slow else STEPS_OF_GRADING if self._several else math.inf
+        self._flights: dict[int, Flight] = {}
+        self._in_flight: set[int] = set()
+        self._graded: deque[Graded] = deque()
+        self._steps = 0
+
+    def __len__(self) -> int:
+        """Episodes that have not ended."""
+        return len(self._flights)
+
+    @property
+    def in_flight(self) -> int:
+        """Those whose turn it is to be generated; of the others the environment is asked."""
+        return len(self._in_flight)
+
+    def add(self, key: int, start: Start, begun: "Begun | None" = None) -> None:
+        """Take an episode, or go on with what another player has begun; `key` is that of no other one.
+
+        Raises the ValueError of `Engine.add`.
+        """
+        flight = Flight(start, self.environment, self.tokenizer, self.engine.context)
+        self._flights[key] = flight
+        try:
+            if begun:
+                flight.go_on_with(begun, self.sampling)
+            self._go_on(key)
+        except ValueError:
+            del self._flights[key]
+            raise
+
+    def step(self) -> Iterator[tuple[int, Played | ValueError]]:
+        """Let the engine generate for a while; the episodes that have ended, or their errors, which name the row.
+
+        To be exhausted before any other call.
+        """
+        before = self.engine.progress
+        if self._in_flight:
+            self._hear(self.engine.step())
+        if self.engine.progress != before:
+            self._on_progress()
+        while (due := self._due()) is not None:
+            if self._flights.get(due.key) is not due.flight:
+                continue  # it was halted
+            ended = self._take(due.key, due.flight, due.outcome)
+            if ended is not None:
+                self._forget(due.key)
+                yield due.key, ended
+            self._on_progress()
+        self._steps += 1
+
+    def halt(self, keys: Iterable[int]) -> dict[int, Played]:
+        """Stop playing these, and give what there is of them. A turn that was interrupted has `cancelled` as reason."""
+        stopped = set(keys) & self._flights.keys()
+        left = stopped & self._in_flight
+        self.engine.cancel(left)
+        while left & self._in_flight:
+            self._hear(self.engine.step(), stopped)
+        return {key: self._forget(key).unplayed() for key in stopped}
+
+    def _hear(self, completions: Sequence[tuple[int, Completion]], halting: Set[int] = frozenset()) -> None:
+        for key, completion in completions:
+            self._in_flight.remove(key)
+            flight = self._flights[key]
+            said = flight.hear(completion)
+            if key not in halting:
+                self._grade(key, flight, said)
+
+    def _grade(self, key: int, flight: "Flight", said: str | None) -> None:
+        future = self._pool.submit(flight.grade, said) if self._pool else None
+        outcome, is_ready = (future.result, future.done) if future else (partial(flight.grade, said), lambda: True)
+        self._graded.append(Graded(self._steps + self._wait, key, flight, outcome, is_ready))
+
+    def _take(self, key: int, flight: "Flight", outcome: "Callable[[], Outcome]") -> Played | ValueError | None:
+        """What has become of the episode, if it has ended."""
+        try:
+            if not flight.take(outcome):
+                return flight.played
+            self._go_on(key)
+        except ValueError as error:
+            return error
+        return None
+
+    def _go_on(self, key: int) -> None:
+        """The next turn: of the policy, or one that another player has heard already."""
+        flight = self._flights[key]
+        heard = flight.replay()
+        if heard is not None:
+            self._grade(key, flight, flight.hear(heard))
+            return
+        self.engine.add(key, flight.request(key if self._several else None))
+        self._in_flight.add(key)
+
+    def _due(self) -> "Graded | None":
+        """A turn whose outcome is to be taken now."""
+        if self._punctual:
+            due = self._graded and (self._graded[0].by <= self._steps or not self._in_flight)
+            return self._graded.popleft() if due else None
+        for place, graded in enumerate(self._graded):
+            if graded.is_ready():
+                del self._graded[place]
+                return graded
+        return None
+
+    def _forget(self, key: int) -> "Flight":
+        if self._several:
+            self.engine.release([key])
+        return self._flights.pop(key)
 
 
 def encode_first(engine: Engine, tokenizer: PreTrainedTokenizerFast, row: str, prompt: str) -> list[int]:
@@ -153,6 +277,32 @@ Outcome = tuple[str, float, bool, dict[str, Any]] | None
 """What `BaseEnvironment.step` returns; None for a turn that was cut."""
 
 
+def joined(
+    first: Completion, second: Completion, sampling: SamplingConfig, tokenizer: PreTrainedTokenizerFast
+) -> Completion:
+    """A turn that was interrupted and its rest; it ends where a stop string ends that lies in both."""
+    tokens, reason, count = [*first.tokens, *second.tokens], second.reason, len(first.tokens) + len(second.tokens)
+    if sampling.stop:
+        watch = StopWatch(sampling.stop, tokenizer)
+        watch.read(tokens)
+        count, reason = watch.count, "stop" if watch.found else reason
+    logprobs, versions = (
+        np.concatenate(pair)[:count] for pair in ((first.logprobs, second.logprobs), (first.versions, second.versions))
+    )
+    return Completion(tokens[:count], logprobs, versions, reason)
+
+
+class Graded(NamedTuple):
+    """A turn that was put to the environment."""
+
+    by: float
+    """Step of the engine by which it is taken, where that is to be the same each time."""
+    key: int
+    flight: "Flight"
+    outcome: Callable[[], "Outcome"]
+    is_ready: Callable[[], bool]
+
+
 class Flight:
     """One episode in flight, with an environment of its own. A turn is heard, graded, and its outcome taken."""
 
@@ -163,10 +313,64 @@ class Flight:
         self.environment, self.tokenizer, self.context = copy.copy(environment), tokenizer, context
         self.prompt, self.turn = list(start.prompt), 0
         self.played = Played(start)
+        self.begun: deque[Completion] = deque()
+        """Turns that another player has heard, still to be put to the environment; the last may be interrupted."""
+        self.seen: deque[list[int]] = deque()
+        """What the environment said between those."""
+        self.beginning: Completion | None = None
+        self.sampling = SamplingConfig()
+        """Of the turn that is under way, what another player has heard."""
         self.environment.reset(task=start.task)
+
+    def go_on_with(self, begun: Begun, sampling: SamplingConfig) -> None:
+        """Begin with what another player has heard."""
+        self.begun, self.seen, self.sampling = deque(begun.completions), deque(begun.observations), sampling
+
+    def replay(self) -> Completion | None:
+        """The next turn, if another player has heard all of it. ValueError when the environment says something new."""
+        if self.begun and self.played.observations and self.seen.popleft() != self.played.observations[-1]:
+            raise ValueError(
+                f"row {self.played.start.task['id']}: {self.environment.name} answers the same turn in another way; "
+                "an episode that was begun by another actor cannot go on"
+            )
+        if self.begun and self.begun[0].reason != "cancelled":
+            return self.begun.popleft()
+        self.beginning = self.begun.popleft() if self.begun else None
+        if self.beginning is None:
+            return None
+        sampling = self.sampling
+        tokens, watch = self.beginning.tokens, StopWatch(sampling.stop, self.tokenizer)
+        watch.read(tokens)
+        ends = {self.tokenizer.eos_token_id, *sampling.stop_tokens}
+        full = len(tokens) >= min(sampling.max_new_tokens, self.context - len(self.prompt))
+        if not (full or watch.found or (tokens and tokens[-1] in ends)):
+            return None
+        whole = replace(self.beginning, reason="stop" if watch.found or tokens[-1] in ends else "length")
+        self.beginning = None
+        return whole
+
+    def unplayed(self) -> Played:
+        """What there is of it, with what has not been replayed."""
+        self.played.completions += self.begun
+        self.played.observations += self.seen
+        return self.played
+
+    def request(self, session: int | None) -> Request:
+        """What the engine is asked for: a turn, or the rest of one."""
+        seed = turn_seed(self.played.start.seed, self.turn)
+        if self.beginning is None:
+            return Request(self.prompt, seed, session=session)
+        tokens = self.beginning.tokens
+        # Other random numbers than those that its beginning was drawn with.
+        return Request(
+            [*self.prompt, *tokens], turn_seed(seed, len(tokens)), self.sampling.max_new_tokens - len(tokens), session
+        )
 
     def hear(self, completion: Completion) -> str | None:
         """Note a turn of the policy; its text, None where it was cut."""
+        if self.beginning is not None:
+            completion = joined(self.beginning, completion, self.sampling, self.tokenizer)
+            self.beginning = None
         said = decode(self.tokenizer, completion.tokens)
         self.played.completions.append(completion)
         self.played.said.append(said)
