@@ -88,6 +88,10 @@ class Budget:
         self.known.in_vain, self.known.ends_at = 0, math.inf  # this start was not in vain
         self._write()
 
+    def waited(self, seconds: float) -> None:
+        """So long this step has waited for others, which tells nothing of how long the next one takes."""
+        self.saving += seconds
+
     def must_stop(self) -> bool:
         """Whether this rank has to commit and end after the present step. Ask before a save, and again after it."""
         return self.is_spent() or self.job.stop_requested

@@ -27,6 +27,11 @@ LAST_LINES = 20
 END_SECONDS = 5.0
 
 
+def endpoint(folder: Path, name: str) -> Path:
+    """Where the child `name` of an attempt announces itself."""
+    return folder / ENDPOINTS / f"{name}.json"
+
+
 @dataclass
 class Child:
     """One of them."""
@@ -91,11 +96,11 @@ class Children:
     def begin(self, name: str, module: str, arguments: Sequence[str]) -> Path:
         """Start `python -m module` as the child `name`. Returns where it announces itself; what was there is removed.
 
-        It is told that file and this process, whose end is its own: `--announce` and `--parent`.
+        It is told this process, whose end is its own, as `--parent`.
         """
-        announced = self.folder / ENDPOINTS / f"{name}.json"
+        announced = endpoint(self.folder, name)
         announced.unlink(missing_ok=True)
-        command = [sys.executable, "-m", module, "--announce", str(announced), "--parent", str(os.getpid()), *arguments]
+        command = [sys.executable, "-m", module, "--parent", str(os.getpid()), *arguments]
         child = Child(name, command, self.folder / LOGS / f"{self.job.job_id}_{self.job.rank}_{name}.log")
         child.begin()
         with self._lock:

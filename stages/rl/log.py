@@ -59,6 +59,11 @@ class StepLog:
             write_warnings(self.folder, self.watch.warned)
         self.progress.update(step, ", ".join(shown[:SHORT]))
 
+    def waits(self, step: int, message: str) -> None:
+        """Say in the progress file for what the learners wait before `step`."""
+        if self.progress is not None:
+            self.progress.update(step - 1, message)
+
     def commit(self, step: int) -> None:
         """Make the steps up to `step` safe, just before the checkpoint that covers them."""
         self.metrics.commit(step)

@@ -49,16 +49,21 @@ class Verdict(NamedTuple):
 class Gate:
     """Compares the engine of each rank with the policy. All ranks call each method together."""
 
-    def __init__(self, learner: Learner, engine: Engine, rl: RLConfig, prompts: Sequence[Sequence[int]]) -> None:
-        """The first of `prompts` begin the known generations: any, as long as they stay the same."""
+    def __init__(self, learner: Learner, engine: Engine | None, rl: RLConfig, prompts: Sequence[Sequence[int]]) -> None:
+        """The first of `prompts` begin the known generations: any, as long as they stay the same.
+
+        Without an engine, which in asynchronous mode the actors have, only rollouts are compared.
+        """
         self.learner, self.engine = learner, engine
         self.sampling, self.micro_batch_tokens = rl.sampling, rl.micro_batch_tokens
-        self.prompts = [list(prompt[: min(MOST_PROMPT, engine.context // 2)]) for prompt in prompts[:NUM_PROMPTS]]
+        most = min(MOST_PROMPT, engine.context // 2) if engine else MOST_PROMPT
+        self.prompts = [list(prompt[:most]) for prompt in prompts[:NUM_PROMPTS]]
         # Cards compute in 16 bits, whose rounding depends on how the sequences lie in a batch.
         self.limit = FP32 if next(learner.policy.parameters()).device.type == "cpu" else HALF
 
     def check_generation(self, version: int) -> None:
         """The engine has weights of `version`, and its greedy tokens are those of the policy, as likely as there."""
+        assert self.engine is not None, "there is nothing to generate with"
         requests = [Request(prompt, seed=0, max_new_tokens=NUM_TOKENS) for prompt in self.prompts]
         made = generate(self.engine, requests, self.sampling, greedy=True)
         sequences = [(prompt, one.tokens) for prompt, one in zip(self.prompts, made, strict=True)]
@@ -103,15 +108,17 @@ class Gate:
         outside, most, _, _ = verdict.ranks.T
         rank = int(np.where(outside, most, -1).argmax())
         _, worst, total, count = verdict.ranks[rank]
+        limit, mean = self.limit, total / count
+        by = f"by {worst:.1e} nats (limit {limit.largest:.0e}), on average by {mean:.1e} ({limit.mean:.0e})"
+        text = f"rollout engine and policy disagree {by}, on {what}, most on rank {rank}"
+        if self.engine is None:
+            raise ParityError(f"{text}. A step with rl.mode=synchronous looks for the place where they part")
         # Gathered weights and forward passes need all ranks: each looks at what it has, the worst one is heard.
         nothing = Evidence(self.prompts[0], np.array([len(self.prompts[0])]), np.zeros(1))
         looked_at = max(verdict.evidence, key=lambda found: found.apart.max(), default=nothing)
         with self.learner.job.slow("looking where engine and policy part"):
             diagnosis = diagnose(self.engine, self.learner, self.sampling, looked_at, version, self.limit)
-        limit, mean = self.limit, total / count
-        by = f"by {worst:.1e} nats (limit {limit.largest:.0e}), on average by {mean:.1e} ({limit.mean:.0e})"
-        text = f"rollout engine and policy disagree {by}, on {what}, most on rank {rank}\n{_in_words(diagnosis)}"
-        raise ParityError(_from_rank(rank, text))
+        raise ParityError(_from_rank(rank, f"{text}\n{_in_words(diagnosis)}"))
 
     def _judge(self, evidence: list[Evidence]) -> Verdict:
         apart = np.concatenate([np.zeros(0), *(found.apart for found in evidence)])

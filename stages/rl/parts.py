@@ -19,6 +19,7 @@ from stages.environments.hash import environment_hash
 from stages.environments.registry import make
 from stages.environments.rewards import load_terms
 from stages.environments.self_test import NUM_TASKS, self_test
+from stages.rl.batches import BatchLog
 from stages.rl.config import StageConfig
 from stages.rl.journal import Journal
 from stages.rl.log import StepLog
@@ -75,7 +76,9 @@ def begin(
     return Parts(tokenizer, environment, train, known, learner, reference, journal, log, budget, first, state)
 
 
-def end_step(config: StageConfig, parts: Parts, folder: Path, step: int, state: State) -> bool:
+def end_step(
+    config: StageConfig, parts: Parts, folder: Path, step: int, state: State, batches: BatchLog | None = None
+) -> bool:
     """Commit `step` where it is due, and say whether it was. All ranks call it together.
 
     Raises Stopped, after a commit, when the time is over.
@@ -84,13 +87,20 @@ def end_step(config: StageConfig, parts: Parts, folder: Path, step: int, state: 
     stop = any_rank(budget.must_stop())
     due = stop or step == rl.steps or step % rl.checkpoint.every_steps == 0
     if due:
-        with budget.save(step):
-            parts.log.commit(step)
-            parts.learner.save(folder / "checkpoints", step, state.to_json())
+        commit_step(parts, folder, step, state, batches)
         stop = stop or any_rank(budget.must_stop())
     if stop:
         raise Stopped(f"rl: {budget.why()}, committed step {step} of {rl.steps}")
     return due
+
+
+def commit_step(parts: Parts, folder: Path, step: int, state: State, batches: BatchLog | None = None) -> None:
+    """Commit `step`: its metrics, its log of batches, and then the checkpoint. All ranks call it together."""
+    with parts.budget.save(step):
+        parts.log.commit(step)
+        if batches is not None:
+            batches.commit(step)
+        parts.learner.save(folder / "checkpoints", step, state.to_json())
 
 
 def _learner(config: StageConfig, algorithm: Algorithm, model: Path, job: Job) -> Learner:

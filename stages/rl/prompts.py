@@ -24,12 +24,17 @@ def draw_prompts(
         raise ValueError(f"all {len(ids)} prompts were set aside because their grader failed; mend the environment")
     rows: list[int] = []
     while len(rows) < count:
-        epoch, place = divmod(cursor, len(ids))
-        row = int(_permutation(seed, epoch, len(ids))[place])
+        row = row_at(seed, cursor, len(ids))
         cursor += 1
         if ids[row].as_py() not in set_aside:
             rows.append(row)
     return rows, cursor
+
+
+def row_at(seed: int, position: int, count: int) -> int:
+    """The row at a position of the stream of prompts, of which there are `count`."""
+    epoch, place = divmod(position, count)
+    return int(_permutation(seed, epoch, count)[place])
 
 
 @lru_cache(maxsize=2)

@@ -84,7 +84,7 @@ class Rounds:
             mine = [slot for slot in latest if slot % self.job.world_size == self.job.rank]
             tasks = [Task(slot, self._row(rows[slot])) for slot in mine]
             trajectories, verdict, found = self._round(step, len(rounds), state.policy_version, tasks)
-            kept += self._with_signal(trajectories, latest)
+            kept += with_signal(self.algorithm, trajectories, self.config.rl.samples_per_prompt, latest)
             rounds.append(trajectories)
             verdicts.append(verdict)
             read_back = read_back and found
@@ -93,7 +93,7 @@ class Rounds:
         if self.algorithm.resample:
             metrics |= {"rounds": len(rounds), "groups_kept": len(kept) / len(rows)}
         # With nothing to learn from, the last round stands for the step: the update will leave it out.
-        kept_here = _groups(everything, kept or latest) if self.algorithm.resample else everything
+        kept_here = groups_in(everything, kept or latest) if self.algorithm.resample else everything
         ids = [self.train["id"][row].as_py() for row in rows]
         return Rollouts(kept_here, everything, ids, cursor, read_back, metrics)
 
@@ -130,23 +130,24 @@ class Rounds:
     def _row(self, index: int) -> Row:
         return self.train.slice(index, 1).to_pylist()[0]
 
-    def _with_signal(self, trajectories: Trajectories, slots: range) -> list[int]:
-        """Those of `slots` from which the update would learn, over all ranks; without dynamic sampling all of them."""
-        if not self.algorithm.resample:
-            return list(slots)
-        samples = Samples.of(trajectories, self.config.rl.samples_per_prompt, torch.device("cpu"))
-        every = np.arange(len(samples.sizes))
-        num_tokens, num_samples = (int(value) for value in total(float(samples.sizes.sum()), len(every)))
-        batch = samples.batch(every, num_tokens, num_samples, _no_forward)
-        quantity = self.algorithm.run_selection(batch, samples.given)
-        assert self.algorithm.skip_where_zero is not None
-        teaches = not_zero(quantity, self.algorithm.kinds[self.algorithm.skip_where_zero], batch)
-        found = np.zeros(len(slots))
-        found[samples.groups[teaches] - slots.start] = 1
-        return [slot for slot, there in zip(slots, total(*found.tolist()), strict=True) if there]
+
+def with_signal(algorithm: Algorithm, trajectories: Trajectories, samples_per_prompt: int, slots: range) -> list[int]:
+    """Those of `slots` from which the update would learn, over all ranks; without dynamic sampling all of them."""
+    if not algorithm.resample:
+        return list(slots)
+    samples = Samples.of(trajectories, samples_per_prompt, torch.device("cpu"))
+    every = np.arange(len(samples.sizes))
+    num_tokens, num_samples = (int(value) for value in total(float(samples.sizes.sum()), len(every)))
+    batch = samples.batch(every, num_tokens, num_samples, _no_forward)
+    quantity = algorithm.run_selection(batch, samples.given)
+    assert algorithm.skip_where_zero is not None
+    teaches = not_zero(quantity, algorithm.kinds[algorithm.skip_where_zero], batch)
+    found = np.zeros(len(slots))
+    found[samples.groups[teaches] - slots.start] = 1
+    return [slot for slot, there in zip(slots, total(*found.tolist()), strict=True) if there]
 
 
-def _groups(trajectories: Trajectories, slots: Sequence[int]) -> Trajectories:
+def groups_in(trajectories: Trajectories, slots: Sequence[int]) -> Trajectories:
     """The groups in `slots`, which are in order, numbered by their place there."""
     picked = trajectories.pick(np.flatnonzero(np.isin(trajectories.groups, slots)))
     return replace(picked, groups=np.searchsorted(slots, picked.groups).astype(np.int32))

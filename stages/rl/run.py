@@ -12,7 +12,8 @@ from data.metrics import metric_shards, read_metrics
 from data.tokenizer import tokenizer_digest
 from data.warnings import FILE as WARNINGS
 from stages.algorithms.load import load_algorithm
-from stages.rl import synchronous
+from stages.rl import asynchronous, synchronous
+from stages.rl.batches import batch_files
 from stages.rl.config import StageConfig
 from stages.rl.parts import Parts, begin
 from stages.rl.state import State
@@ -20,7 +21,7 @@ from stages.rl.summary import check_metric_names
 from stages.trainer.device import distributed
 from stages.trainer.export import weights_digest
 
-LOOPS = {"synchronous": synchronous.train, "colocated": synchronous.train}
+LOOPS = {"synchronous": synchronous.train, "colocated": synchronous.train, "asynchronous": asynchronous.train}
 
 
 def run(config: StageConfig, inputs: dict[str, Result], folder: Path, job: Job) -> None:
@@ -44,7 +45,7 @@ def _publish(config: StageConfig, parts: Parts, state: State, folder: Path, mode
     journal = parts.journal
     commit_manifest(
         folder,
-        [*model, *journal.files(), *metric_shards(folder), folder / WARNINGS],
+        [*model, *journal.files(), *batch_files(folder), *metric_shards(folder), folder / WARNINGS],
         {**_first_and_last(folder), "steps": config.rl.steps, "tokens": state.tokens, "seconds": state.seconds},
         environment_hash=journal.environment_hash,
         tokenizer_digest=tokenizer_digest(parts.tokenizer),

@@ -1,6 +1,6 @@
 """What a checkpoint of the rl stage says beside the tensors: all of it committed together with them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -46,6 +46,26 @@ class State:
             seconds=self.seconds + seconds,
             failures=failures,
         )
+
+    def done_with(self, trained: Iterable[int], aside: Iterable[int], attempts: Mapping[int, int]) -> "State":
+        """Positions were `trained`, or given up and set `aside`; `attempts` are those of what is to be played again.
+
+        What was done with before stays as it is. In asynchronous mode only.
+        """
+        done, aside = set(self.ahead), {place for place in aside if not self.is_done(place)}
+        done |= aside.union(place for place in trained if place >= self.cursor)
+        cursor = self.cursor
+        while cursor in done:
+            done.remove(cursor)
+            cursor += 1
+        merged = self.attempts | dict(attempts)
+        left = {place: attempt for place, attempt in merged.items() if place >= cursor and place not in done}
+        count = self.positions_set_aside + len(aside)
+        return replace(self, cursor=cursor, ahead=tuple(sorted(done)), attempts=left, positions_set_aside=count)
+
+    def is_done(self, position: int) -> bool:
+        """Whether the position was trained or set aside."""
+        return position < self.cursor or position in self.ahead
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON value."""

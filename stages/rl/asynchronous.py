@@ -1,0 +1,76 @@
+"""Asynchronous mode: take what actors have played, learn from it, publish the new weights.
+
+The actors are processes of their own (`stages.rl.actor`), which come and go as they like.
+"""
+
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from data.job import Job, Stopped
+from stages.algorithms.algorithm import Algorithm
+from stages.rl.batch import Batches
+from stages.rl.batches import BatchLog
+from stages.rl.config import StageConfig
+from stages.rl.experience import make_experience
+from stages.rl.parts import Parts, commit_step, end_step
+from stages.rl.services import Services
+from stages.rl.state import State
+from stages.rl.summary import summarise
+from stages.rl.update import update
+
+
+def train(config: StageConfig, algorithm: Algorithm, parts: Parts, folder: Path, job: Job, at_end: ExitStack) -> State:
+    """The steps that are missing; the state after the last one. All ranks call it together."""
+    rl, state, learner = config.rl, parts.state, parts.learner
+    log = BatchLog(folder, job.is_first)
+    log.resume(parts.first)
+    services = Services(config, learner, parts.known, folder, job, at_end)
+    batches = Batches(config, algorithm, parts, services, folder, job)
+    services.publish(state)
+    committed = parts.first
+    for step in parts.budget.measured(range(parts.first + 1, rl.steps + 1)):
+        started = time.monotonic()
+        batch = batches.next(step, state)
+        if batch is None:
+            if committed < state.policy_version:
+                commit_step(parts, folder, state.policy_version, state, log)
+            raise Stopped(f"rl: {parts.budget.why()}, committed step {state.policy_version} of {rl.steps}")
+        services.tell(batch.state, learning=len(batch.offers))
+        summary = summarise(batch.everything, batch.prompts, parts.journal.terms, parts.environment.max_turns)
+        parts.journal.write(step, 0, state.policy_version, batch.kept)
+        collected = time.monotonic()
+
+        began = parts.reference if state.policy_version else learner.policy  # which no update has moved yet
+        experience = make_experience(learner.policy, algorithm, batch.kept, rl, began)
+        prepared = time.monotonic()
+        learned = update(learner, algorithm, experience, rl, (config.seed, step))
+        updated = time.monotonic()
+
+        log.add(batch.rows)
+        state = batch.state.done_with([offer.position for offer in batch.offers], (), {})
+        state = state.after_step(state.cursor, summary.tokens, updated - started, summary.failed)
+        services.publish(state)
+        services.children.stepped()
+        ended = time.monotonic()
+        waiting, communication = batch.seconds_waiting, batch.seconds_fetching + ended - updated
+        seconds = {"experience": prepared - collected, "update": updated - prepared}
+        seconds |= {"waiting": waiting, "communication": communication, "step": ended - started}
+        values = summary.metrics | batch.metrics | experience.metrics | learned | services.metrics()
+        values |= {"prompts_set_aside": len(state.set_aside), **speeds(values, len(batch.kept), seconds)}
+        parts.log.step(step, values)
+        if end_step(config, parts, folder, step, state, log):
+            committed = step
+    services.end("the run is done")
+    return state
+
+
+def speeds(values: dict[str, float], samples: int, seconds: dict[str, float]) -> dict[str, float]:
+    """Metrics of a step's time, where nothing is played by the learner."""
+    found = {f"seconds_{phase}": value for phase, value in seconds.items() if phase != "step"}
+    found["tokens_per_second"] = values["tokens"] / seconds["step"]
+    found["samples_per_second"] = samples / seconds["step"]
+    found["waiting_share"] = (seconds["waiting"] + seconds["communication"]) / seconds["step"]
+    if values["tokens_trained"]:
+        found["update_tokens_per_second"] = values["tokens_trained"] / (seconds["experience"] + seconds["update"])
+    return found

@@ -1,0 +1,169 @@
+"""A step's batch in asynchronous mode: collected, compared with the policy, and written down."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+
+from data.job import Job
+from data.trajectories import Trajectories
+from stages.algorithms.algorithm import Algorithm
+from stages.rl.batches import Logged, digest
+from stages.rl.choice import Offer, staleness
+from stages.rl.collect import Collector, Share
+from stages.rl.config import StageConfig
+from stages.rl.parity import Gate, metrics_of
+from stages.rl.parts import Parts
+from stages.rl.prompts import row_at
+from stages.rl.rounds import groups_in, with_signal
+from stages.rl.services import Patience, Services
+from stages.rl.state import State
+from stages.rl.summary import broken_grader
+from stages.trainer.device import any_rank
+
+
+class Batch(NamedTuple):
+    """What a step learns from."""
+
+    kept: Trajectories
+    """This rank's share; `groups` number the groups over all ranks."""
+    everything: Trajectories
+    """The same with what dynamic sampling leaves out; `groups` are places among `offers`."""
+    offers: list[Offer]
+    """All groups that were taken, over all ranks."""
+    rows: list[Logged]
+    """The log of what is learned from; the same on all ranks."""
+    prompts: list[str]
+    """Ids of the prompts of `offers`."""
+    state: State
+    """With what was thrown away while it was collected."""
+    metrics: dict[str, float]
+    seconds_waiting: float
+    seconds_fetching: float
+
+
+class Batches:
+    """Makes the batches of a start. All ranks call `next` together."""
+
+    def __init__(
+        self, config: StageConfig, algorithm: Algorithm, parts: Parts, services: Services, folder: Path, job: Job
+    ) -> None:
+        self.config, self.algorithm, self.parts, self.services, self.job = config, algorithm, parts, services, job
+        self.gate = Gate(parts.learner, None, config.rl, ())
+        self.patience = Patience(services)
+        self.ids = parts.train["id"]
+        self.collector = Collector(config, self.ids, folder, job, services, self._waits)
+
+    def next(self, step: int, state: State) -> Batch | None:
+        """The batch of `step`; None when it is time to stop. Raises ParityError, and RuntimeError for a broken grader.
+
+        The first batch of a start is compared with the policy where its tokens are of the same version. Where they
+        part it is played anew, once: an update that a kill has taken back may have made weights of that version too.
+        """
+        batch = self._collect(step, state)
+        if batch is None or step != self.parts.first + 1:
+            return batch
+        verdict = self.gate.compare(batch.everything, step, state.policy_version)
+        if not verdict.passes:
+            batch = self._collect(step, self._thrown(batch))
+            if batch is None:
+                return None
+            verdict = self.gate.compare(batch.everything, step, state.policy_version)
+            if not verdict.passes:
+                self._thrown(batch)
+                self.gate.refuse(verdict, state.policy_version, f"rollouts that the actors have put for step {step}")
+        return batch._replace(metrics=batch.metrics | metrics_of([verdict]))
+
+    def _collect(self, step: int, state: State) -> Batch | None:
+        wanted, shares, kept = self.config.rl.prompts_per_step, list[Share](), list[int]()
+        offers: list[Offer] = []
+        while len(shares) <= self.algorithm.resample and len(kept) < wanted:
+            chosen = frozenset(offer.position for offer in offers)
+            share = self.collector.collect(state, wanted - len(kept), len(offers), chosen)
+            if share is None:
+                return None
+            slots = range(len(offers), len(offers) + len(share.offers))
+            kept += with_signal(self.algorithm, share.mine, self.config.rl.samples_per_prompt, slots)
+            offers, state = offers + share.offers, share.state
+            shares.append(share)
+        self.patience.over()
+        everything = Trajectories.joined([share.mine for share in shares]) if len(shares) > 1 else shares[0].mine
+        # With nothing to learn from, the last round stands for the step: the update will leave it out.
+        places = kept or list(range(len(offers) - len(shares[-1].offers), len(offers)))
+        learned = groups_in(everything, places) if self.algorithm.resample else everything
+        ranks = [rank for share in shares for rank in share.ranks]
+        prompts = [self.ids[row_at(self.config.seed, o.position, len(self.ids))].as_py() for o in offers]
+        batch = Batch(
+            kept=learned, everything=everything, offers=offers, prompts=prompts, state=state,
+            rows=self._rows(step, state, learned, [(offers[p], ranks[p], prompts[p]) for p in places]),
+            metrics=self._metrics(state, shares, [offers[place] for place in places]),
+            seconds_waiting=sum(share.seconds_waiting for share in shares),
+            seconds_fetching=sum(share.seconds_fetching for share in shares),
+        )  # fmt: skip
+        if broken := broken_grader(everything, self.parts.journal.terms):
+            self._thrown(batch)
+            raise RuntimeError(f"step {step}: {broken}")
+        return batch
+
+    def _rows(
+        self, step: int, state: State, learned: Trajectories, groups: Sequence[tuple[Offer, int, str]]
+    ) -> list[Logged]:
+        facts = _facts(learned, len(groups))
+        return [
+            Logged(
+                step, place, offer.position, offer.attempt, prompt, rank, offer.shard, state.policy_version,
+                offer.oldest, int(newest), offer.samples, offer.tokens, digest.astype("<i8").tobytes().hex(),
+            )
+            for place, ((offer, rank, prompt), newest, digest) in enumerate(
+                zip(groups, facts[:, 0], facts[:, 1:], strict=True)
+            )
+        ]  # fmt: skip
+
+    def _metrics(self, state: State, shares: Sequence[Share], offers: Sequence[Offer]) -> dict[str, float]:
+        ages = [staleness(offer.oldest, state.policy_version) for offer in offers]
+        metrics: dict[str, float] = {
+            "staleness": sum(ages) / len(ages),
+            "staleness_max": max(ages),
+            "groups_stale": sum(share.stale for share in shares),
+            "queue_depth": shares[0].there,
+            "positions_set_aside": state.positions_set_aside,
+        }
+        if self.algorithm.resample:
+            metrics |= {"rounds": len(shares), "groups_kept": len(offers) / sum(len(share.offers) for share in shares)}
+        return metrics
+
+    def _thrown(self, batch: Batch) -> State:
+        """The state after all groups of the batch were thrown away, to be played again; their shards know it."""
+        again = {offer.position: offer.attempt + 1 for offer in batch.offers}
+        most = self.config.rl.asynchronous.max_attempts
+        aside = {position for position, attempt in again.items() if attempt >= most}
+        state = batch.state.done_with((), aside, again)
+        self.services.tell(state)
+        self.services.keeper.settle()
+        return state
+
+    def _waits(self, state: State, there: int, seconds: float, pause: float) -> bool:
+        """Told of each pause while groups are missing; whether to stop. All ranks call it together."""
+        self.services.children.check()
+        self.parts.budget.waited(pause)
+        message = self.patience.waits(there, self.config.rl.prompts_per_step, seconds)
+        if message:
+            self.parts.log.waits(state.policy_version + 1, message)
+        return any_rank(self.parts.budget.must_stop())
+
+
+def _facts(learned: Trajectories, count: int) -> npt.NDArray[np.int64]:
+    """[groups, 5], of all ranks: the newest version of a group's tokens, and its digest. All ranks call it together."""
+    table = torch.zeros(count, 5, dtype=torch.int64)
+    for place in np.unique(learned.groups).tolist():
+        group = learned.pick(np.flatnonzero(learned.groups == place))
+        group = replace(group, groups=np.zeros_like(group.groups))
+        facts = np.concatenate([[group.versions.max(initial=-1)], np.frombuffer(digest(group), "<i8")])
+        table[place] = torch.from_numpy(facts.astype(np.int64))
+    dist.all_reduce(table)
+    return table.numpy()

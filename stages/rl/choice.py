@@ -1,0 +1,95 @@
+"""Which groups a batch takes, and what becomes of those that are too old. Pure, and the same on all ranks."""
+
+from collections.abc import Iterable, Set
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from stages.rl.config import AsynchronousConfig
+from stages.rl.prompts import row_at
+from stages.rl.state import State
+
+OVERDUE = 4
+"""Windows that a position may lag behind the newest one, until what plays it is given up: it may hang for ever."""
+
+
+class Offer(NamedTuple):
+    """A whole group that a shard has."""
+
+    position: int
+    attempt: int
+    tokens: int
+    samples: int
+    oldest: int
+    """Version of its tokens."""
+    shard: int
+
+
+class Choice(NamedTuple):
+    """What to do with the offers."""
+
+    taken: list[Offer]
+    """Those to learn from, the lowest positions first."""
+    again: dict[int, int]
+    """Positions whose samples are thrown away, and their next attempt."""
+    aside: set[int]
+    """Positions that were tried too often."""
+    stale: int
+    """How many groups were thrown away because they were too old."""
+
+
+def choose(offers: Iterable[Offer], state: State, missing: int, chosen: Set[int], config: AsynchronousConfig) -> Choice:
+    """Take `missing` of the `offers`, beside the positions that were `chosen` before."""
+    again: dict[int, int] = {}
+    aside: set[int] = set()
+    fresh: list[Offer] = []
+    done = frozenset(state.ahead)
+    for offer in sorted(offers):
+        position, attempt = offer.position, offer.attempt
+        if position < state.cursor or position in done or position in chosen:
+            continue
+        if attempt < state.attempts.get(position, 0):
+            continue
+        if config.stale == "keep" or staleness(offer.oldest, state.policy_version) <= config.max_staleness:
+            fresh.append(offer)
+        elif attempt + 1 >= config.max_attempts:
+            aside.add(position)
+        else:
+            again[position] = attempt + 1
+    return Choice(fresh[:missing], again, aside, len(again) + len(aside))
+
+
+def staleness(oldest: int, version: int) -> int:
+    """Updates between the weights that made a token and those that learn from it.
+
+    Versions beyond the present one are of updates that a kill has taken back: they count as the present one.
+    """
+    return max(0, version - oldest)
+
+
+def overdue(state: State, window: int, config: AsynchronousConfig) -> tuple[dict[int, int], set[int]]:
+    """Positions that lag far behind: (attempts of those to be played again, those that were tried too often)."""
+    if not state.ahead:
+        return {}, set()
+    done, newest = frozenset(state.ahead), state.ahead[-1]
+    again: dict[int, int] = {}
+    aside: set[int] = set()
+    for position in range(state.cursor, newest - OVERDUE * window):
+        if position in done:
+            continue
+        attempt = state.attempts.get(position, 0)
+        if newest - position <= OVERDUE * window * (attempt + 1):
+            continue
+        if attempt + 1 >= config.max_attempts:
+            aside.add(position)
+        else:
+            again[position] = attempt + 1
+    return again, aside
+
+
+def not_drawn(seed: int, ids: pa.ChunkedArray, state: State, window: int) -> set[int]:
+    """Coming positions of prompts that were set aside because their grading fails: nobody need play them."""
+    if not state.set_aside:
+        return set()
+    newest = max(state.cursor, *state.ahead, 0) + 2 * window
+    return {p for p in range(state.cursor, newest) if ids[row_at(seed, p, len(ids))].as_py() in state.set_aside}

@@ -1,0 +1,78 @@
+"""A rank and its own shard: a thread tells it where the learners stand, also when it was started anew."""
+
+import threading
+import time
+from pathlib import Path
+
+import pyarrow as pa
+
+from stages.rl.messages import Shelved
+from stages.rl.state import State
+from stages.rl.store.client import Restarted, ShardClient
+
+SECONDS = 0.5
+"""Between two tellings of the same: so long a shard that was started anew knows nothing."""
+CALL_SECONDS = 10.0
+FAILURES = (Restarted, pa.ArrowException, OSError)
+"""Of a call to a shard that has died, is not there yet, or knows nothing yet. It can be repeated."""
+
+
+class Keeper:
+    """Keeps the shard of this rank up to date. It tells nothing before the first `tell`."""
+
+    def __init__(self, announced: Path) -> None:
+        """`announced` is the shard's announcement."""
+        self._teller, self._asker = ShardClient(announced, CALL_SECONDS), ShardClient(announced, CALL_SECONDS)
+        self._state: State | None = None
+        self._heard: State | None = None
+        self._restored = False
+        self._wake, self._ended = threading.Event(), False
+        self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
+        self._thread.start()
+
+    def tell(self, state: State) -> None:
+        """Where the learners stand now. Returns at once."""
+        self._state = state
+        self._wake.set()
+
+    def settle(self, seconds: float = CALL_SECONDS) -> None:
+        """Wait until the shard has heard of what was last told, or for `seconds`."""
+        end = time.monotonic() + seconds
+        while self._heard is not self._state and time.monotonic() < end:
+            time.sleep(0.01)
+
+    def ready(self) -> list[Shelved]:
+        """What the shard has to be learned from; nothing as long as it does not answer."""
+        try:
+            return self._asker.ready()
+        except FAILURES:
+            self._wake.set()
+            return []
+
+    def close(self) -> None:
+        """Tell it nothing more."""
+        self._ended = True
+        self._wake.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended:
+            self._wake.wait(SECONDS)
+            self._wake.clear()
+            if self._state is not None and not self._ended:
+                self._say(self._state)
+
+    def _say(self, state: State) -> None:
+        try:
+            if not self._restored:
+                self._teller.restore(state.cursor, state.ahead, state.attempts)
+                self._restored = True
+            else:
+                self._teller.again(state.attempts)
+                self._teller.done(state.cursor, state.ahead)
+            self._heard = state
+        except Restarted:
+            self._restored = False
+            self._wake.set()
+        except FAILURES:
+            return

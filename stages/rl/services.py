@@ -1,0 +1,161 @@
+"""What serves the actors of an asynchronous run, beside the learners: shards, coordinator and weights server."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+from data.job import Job
+from stages.rl.children import Children, endpoint
+from stages.rl.config import StageConfig
+from stages.rl.coordinator.client import Learners
+from stages.rl.coordinator.status import Status
+from stages.rl.keeper import Keeper
+from stages.rl.messages import Advance, Source
+from stages.rl.probe import make_probe
+from stages.rl.state import State
+from stages.rl.weights.publish import Publisher
+from stages.trainer.device import address_of
+from stages.trainer.learner import Learner
+
+QUIET_SECONDS = 10.0
+"""That learners wait before they say so."""
+PROBED = 16
+"""Versions between two that carry a probe; the first one of a start does."""
+
+
+def window_of(config: StageConfig) -> int:
+    """Groups that may be out, waiting or learned from at the moment, so that none is too old when its turn comes."""
+    return (config.rl.asynchronous.max_staleness + 1) * config.rl.prompts_per_step
+
+
+class Services:
+    """Those of one rank. All ranks make them, and call `publish` and `end`, together."""
+
+    def __init__(
+        self, config: StageConfig, learner: Learner, known: list[list[int]], folder: Path, job: Job, at_end: ExitStack
+    ) -> None:
+        """Start the children; `at_end` ends them. `known` are prompts for the actors' engines to be probed with."""
+        self.config, self.learner, self.known, self.job = config, learner, known, job
+        # The weights have to be there before their server, and go after it.
+        announced = endpoint(folder, "weights")
+        self.publisher = at_end.enter_context(closing(Publisher(learner, announced, folder / "weights")))
+        self.children = at_end.enter_context(Children(job, folder))
+        self._begin_shard(folder)
+        self.learners: Learners | None = None
+        if job.is_first:
+            self._begin_first(folder)
+        self.keeper = at_end.enter_context(closing(Keeper(endpoint(folder, f"shard-{job.rank:04d}"))))
+        self.published = 0
+        self.source: Source | None = None
+
+    def publish(self, state: State) -> None:
+        """Hand out the weights, which are those of `state`, and tell shard and coordinator of it."""
+        probe = make_probe(self.learner, self.known).model_dump_json() if self.published % PROBED == 0 else ""
+        self.source = self.publisher.publish(state.policy_version, probe) or self.source
+        self.published += 1
+        self.tell(state)
+
+    def tell(self, state: State, learning: int = 0) -> None:
+        """Where the learners stand, and how many groups they learn from at the moment. Returns at once."""
+        self.keeper.tell(state)
+        if self.learners and self.source:
+            self.learners.advance(
+                Advance(
+                    version=state.policy_version,
+                    source=self.source,
+                    window=window_of(self.config),
+                    cursor=state.cursor,
+                    ahead=state.ahead,
+                    attempts=state.attempts,
+                    learning=learning,
+                )
+            )
+
+    def status(self) -> Status | None:
+        """What the coordinator has last said. Rank 0 alone knows."""
+        return self.learners.status() if self.learners else None
+
+    def given_up(self) -> Sequence[int]:
+        """Positions that the coordinator has set aside."""
+        status = self.status()
+        return sorted(status.set_aside) if status else ()
+
+    def metrics(self) -> dict[str, float]:
+        """How the actors are, by what the coordinator has last said."""
+        status = self.status()
+        if status is None:
+            return {}
+        return {
+            "actors": status.actors,
+            "actors_utilisation": status.utilisation,
+            "actors_tokens_per_second": status.tokens_per_second,
+            "episodes_per_second": status.episodes_per_second,
+        }
+
+    def end(self, why: str) -> None:
+        """Tell all actors to go."""
+        if self.learners:
+            self.learners.end(why)
+
+    def _begin_shard(self, folder: Path) -> None:
+        rank, rl = self.job.rank, self.config.rl
+        self.children.begin(
+            f"shard-{rank:04d}",
+            "stages.rl.store",
+            [
+                *("--attempt", str(folder), "--host", address_of(self.job)),
+                *("--shard", str(rank), "--shards", str(self.job.world_size)),
+                *("--bytes", str(rl.asynchronous.store_bytes), "--terms", str(len(rl.rewards))),
+            ],
+        )
+
+    def _begin_first(self, folder: Path) -> None:
+        host, supernode = address_of(self.job), self.job.supernode
+        self.children.begin(
+            "weights",
+            "stages.rl.weights",
+            [
+                *("--announce", str(endpoint(folder, "weights")), "--host", host),
+                *("--supernode", supernode, "--folder", str(self.publisher.folder)),
+            ],
+        )
+        self.children.begin(
+            "coordinator",
+            "stages.rl.coordinator",
+            [
+                *("--attempt", str(folder), "--host", host, "--supernode", supernode),
+                *("--shards", str(self.job.world_size)),
+                *("--config", self.config.rl.asynchronous.model_dump_json()),
+            ],
+        )
+        self.learners = Learners(endpoint(folder, "coordinator"))
+
+
+class Patience:
+    """Says for what the learners wait: in the log once, and again when that has changed."""
+
+    def __init__(self, services: Services) -> None:
+        self.services = services
+        self.said = ""
+
+    def waits(self, there: int, wanted: int, seconds: float) -> str:
+        """They have waited for `seconds`, and `there` of the `wanted` groups are there. In words, on rank 0."""
+        groups = f"{there} of {wanted} groups are there"
+        self.services.job.beat(f"waiting for actors: {groups}")
+        if not self.services.job.is_first or seconds < QUIET_SECONDS:
+            return ""
+        status = self.services.status()
+        if status is None:
+            why = "the coordinator has not answered yet"
+        else:
+            why = f"{status.actors} actors play" if status.actors else "no actor is there"
+        if why != self.said:
+            print(f"rl: the learners wait: {groups}, {why}", flush=True)
+            self.said = why
+        return f"waiting for {seconds:.0f} s: {groups}, {why}"
+
+    def over(self) -> None:
+        """A batch is there."""
+        if self.said:
+            print("rl: the learners go on", flush=True)
+            self.said = ""
