@@ -3,8 +3,10 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Literal
 
+import numpy as np
 import pyarrow as pa
 
 from data.segments import num_bytes, origin
@@ -67,7 +69,7 @@ class ShardServer(Server):
             with self._lock:
                 self._check(take.start)
                 groups = self._shelf.take(take.keys) if take.begun is None else self._shelf.begun(take.begun)
-            parts = self._journal.read(groups)
+            parts = [_numbered(part, number) for number, part in enumerate(self._journal.read(groups))]
         except KeyError as error:
             raise pa.ArrowKeyError(f"there is no such group: {error}") from None
         return schema(self._num_terms), (batch for part in parts for batch in batches(part))
@@ -177,6 +179,10 @@ def _shelved(group: Group, state: Literal["partial", "ready", "taken"]) -> Shelv
         num_bytes=group.num_bytes,
         played=group.played,
     )
+
+
+def _numbered(part: Trajectories, number: int) -> Trajectories:
+    return replace(part, groups=np.full(len(part), number, np.int32))
 
 
 def _offered(offer: Offer) -> Group:
