@@ -39,7 +39,7 @@ def code_digest(stage: str) -> str:
 def code_files(stage: str) -> dict[str, str]:
     """Digest of each file that a stage can reach by imports from its run.py, by path relative to the repository.
 
-    Its actors and the modules that it runs as processes count as well. The algorithms and page templates beside the reached modules are reached too.
+    Its actors and what it runs as processes count as well, and the algorithms and page templates beside all these.
     """
     folder, modules = ROOT / "stages" / stage, set[Path]()
     waiting = [folder / "run.py", folder / "config.py", folder / "actor" / "run.py", *folder.glob("*/__main__.py")]

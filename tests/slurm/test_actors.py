@@ -1,0 +1,138 @@
+"""Actors as local processes: in sessions of their own, found by their command lines, none of them a stage's job."""
+
+import os
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from slurm.actor import actors_place, member_of
+from slurm.actors import processes
+from slurm.actors.arrays import read_arrays
+from slurm.actors.ask import add, end, start_once
+from slurm.actors.tasks import living
+from slurm.ask.share import local_cpus
+from slurm.attempt import Request, open_attempt
+from slurm.inside.place import supernode_of
+from slurm.record import Record
+from slurm.wait import local
+from workflow.config import load
+from workflow.preflight import check_config
+from workflow.request import make_request
+
+ARRAY = {"SLURM_STEP_ID": "0", "SLURM_JOB_ID": "125", "SLURM_ARRAY_JOB_ID": "123", "SLURM_ARRAY_TASK_ID": "4"}
+RANK = {"SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_NTASKS": "2"}
+
+
+@pytest.fixture
+def request_of(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = []
+
+    def make(*overrides: str, cpus: int = 2) -> tuple[Request, Path, Record]:
+        request = make_request(load(["rl.mode=asynchronous", "slurm.executor=local", *overrides]), "rl", cpus)
+        request = request.model_copy(update={"inputs": {}})
+        record = Record(
+            stage="rl",
+            fingerprint="f",
+            number=1,
+            executor="local",
+            job_name="rl",
+            host=os.uname().nodename,
+            submitted=time.time(),
+            job_id="7",
+        )
+        attempt = request.folder / record.attempt
+        open_attempt(request, attempt, 1)
+        made.append(attempt)
+        return request, attempt, record
+
+    yield make
+    for attempt in made:
+        end(attempt, lambda: True)
+
+
+def test_local_actors_are_asked_for_once_and_look_like_no_stage(request_of):
+    request, attempt, record = request_of()
+    array = start_once(request, attempt, record, "7+0")
+    assert array and array.job_id == "local"
+    found = processes.processes(attempt, array)
+    assert len(found) == 2
+    assert all(os.getsid(process.pid) == process.pid for process in found)
+    assert local.processes(attempt) == []
+    assert start_once(request, attempt, record, "7+0") is None
+    assert len(read_arrays(attempt)) == 1
+
+
+def test_the_rest_of_a_half_started_array_is_started(request_of):
+    request, attempt, record = request_of()
+    array = start_once(request, attempt, record, "7+0")
+    assert array
+    first, second = processes.processes(attempt, array)
+    first.suspend()  # so that it stays, though there are no learners
+    second.kill()
+    psutil.wait_procs([second], 10)
+    text = (attempt / "actors/arrays.json").read_text()
+    (attempt / "actors/arrays.json").write_text(text.replace('"job_id": "local"', '"job_id": null'))
+    start_once(request, attempt, record, "7+0")
+    now = processes.processes(attempt, array)
+    assert len(now) == 2 and first in now and second not in now
+
+
+def test_more_are_added_and_all_end(request_of):
+    request, attempt, record = request_of("rl.asynchronous.evaluate_every=1")
+    first = start_once(request, attempt, record, "7+0")
+    more = add(request, attempt, record, 1)
+    assert first and len(living(attempt, first)) == 3 and len(living(attempt, more)) == 1
+    assert sum("evaluator" in process.cmdline() for process in processes.processes(attempt)) == 1
+    assert len(end(attempt, lambda: True)) == 4
+    assert processes.processes(attempt) == [] and all(array.over for array in read_arrays(attempt))
+
+
+def test_two_cores_have_one_learner_and_two_actors_on_a_thread_each(request_of):
+    request, _, _ = request_of()
+    assert local_cpus(request) == local_cpus(request, "actors") == 1
+    assert local_cpus(request_of(cpus=9)[0]) == 3
+    assert local_cpus(request_of("slurm.actors.cpus_per_task=4")[0], "actors") == 4
+
+
+def test_an_actor_has_one_name_at_every_start_of_its_task():
+    for restarts in ("0", "1"):
+        place = actors_place(None, {**ARRAY, **RANK, "SLURM_RESTART_COUNT": restarts})
+        assert (place.job_id, member_of(place), place.restarts) == ("123_4", "123_4.1", int(restarts))
+
+
+def test_a_rank_knows_its_supernode(request_of, tmp_path):
+    (tmp_path / "site.yaml").write_text("cards: 8\nsupernodes:\n  - {name: s0, nodes: 'mx[0-1]'}\n")
+    _, attempt, _ = request_of("slurm.topology=site.yaml")
+    from slurm.attempt import read_job_file
+
+    job_file = read_job_file(attempt)
+    assert supernode_of(job_file, "mx1") == "s0" and supernode_of(job_file, "login") == ""
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("engine.name=vllm_server", "engine.name is vllm_server, but in asynchronous mode each actor"),
+        ("slurm.actors.nodes=2", "slurm.actors.nodes is 2, but without Slurm there is one"),
+        ("slurm.actors.shard_ranks=1", "slurm.actors.shard_ranks: actors hold whole copies"),
+    ],
+)
+def test_what_asynchronous_mode_cannot_have_is_refused(override, said, monkeypatch):
+    monkeypatch.setattr("workflow.preflight.check_engine", lambda run: None)
+    with pytest.raises(ValueError, match=said):
+        check_config(load(["rl.mode=asynchronous", "slurm.executor=local", override]))
+
+
+def test_to_keep_what_is_stale_takes_an_algorithm_that_corrects_for_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    keep = ["rl.mode=asynchronous", "slurm.executor=local", "rl.asynchronous.stale=keep"]
+    check_config(load(keep))
+    from stages.algorithms.spec import find_algorithm
+
+    text = find_algorithm("dr_grpo").read_text().replace("old: rollout_logprobs", "old: policy.logprobs")
+    Path("mine.yaml").write_text(text)
+    with pytest.raises(ValueError, match="takes no rollout_logprobs"):
+        check_config(load([*keep, "rl.algorithm=mine.yaml"]))
