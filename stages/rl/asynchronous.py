@@ -25,7 +25,7 @@ def train(config: StageConfig, algorithm: Algorithm, parts: Parts, folder: Path,
     rl, state, learner = config.rl, parts.state, parts.learner
     log = BatchLog(folder, job.is_first)
     log.resume(parts.first)
-    services = Services(config, learner, parts.known, folder, job, at_end)
+    services = Services(config, parts, folder, job, at_end)
     batches = Batches(config, algorithm, parts, services, folder, job)
     services.publish(state)
     committed = parts.first

@@ -9,13 +9,14 @@ from stages.rl.children import Children, endpoint
 from stages.rl.config import StageConfig
 from stages.rl.coordinator.client import Learners
 from stages.rl.coordinator.status import Status
+from stages.rl.journal import Journal
 from stages.rl.keeper import Keeper
 from stages.rl.messages import Advance, Source
+from stages.rl.parts import Parts
 from stages.rl.probe import make_probe
 from stages.rl.state import State
 from stages.rl.weights.publish import Publisher
 from stages.trainer.device import address_of
-from stages.trainer.learner import Learner
 
 QUIET_SECONDS = 10.0
 """That learners wait before they say so."""
@@ -31,16 +32,14 @@ def window_of(config: StageConfig) -> int:
 class Services:
     """Those of one rank. All ranks make them, and call `publish` and `end`, together."""
 
-    def __init__(
-        self, config: StageConfig, learner: Learner, known: list[list[int]], folder: Path, job: Job, at_end: ExitStack
-    ) -> None:
-        """Start the children; `at_end` ends them. `known` are prompts for the actors' engines to be probed with."""
-        self.config, self.learner, self.known, self.job = config, learner, known, job
+    def __init__(self, config: StageConfig, parts: Parts, folder: Path, job: Job, at_end: ExitStack) -> None:
+        """Start the children; `at_end` ends them."""
+        self.config, self.learner, self.known, self.job = config, parts.learner, parts.known, job
         # The weights have to be there before their server, and go after it.
         announced = endpoint(folder, "weights")
-        self.publisher = at_end.enter_context(closing(Publisher(learner, announced, folder / "weights")))
+        self.publisher = at_end.enter_context(closing(Publisher(parts.learner, announced, folder / "weights")))
         self.children = at_end.enter_context(Children(job, folder))
-        self._begin_shard(folder)
+        self._begin_shard(folder, parts.journal)
         self.learners: Learners | None = None
         if job.is_first:
             self._begin_first(folder)
@@ -97,15 +96,17 @@ class Services:
         if self.learners:
             self.learners.end(why)
 
-    def _begin_shard(self, folder: Path) -> None:
-        rank, rl = self.job.rank, self.config.rl
+    def _begin_shard(self, folder: Path, journal: Journal) -> None:
+        rank, settings = self.job.rank, self.config.rl.asynchronous
+        name = f"shard-{rank:04d}"
         self.children.begin(
-            f"shard-{rank:04d}",
+            name,
             "stages.rl.store",
             [
-                *("--attempt", str(folder), "--host", address_of(self.job)),
-                *("--shard", str(rank), "--shards", str(self.job.world_size)),
-                *("--bytes", str(rl.asynchronous.store_bytes), "--terms", str(len(rl.rewards))),
+                *("--announce", str(endpoint(folder, name)), "--host", address_of(self.job), "--folder", str(folder)),
+                *("--shard", str(rank), "--shards", str(self.job.world_size), "--bytes", str(settings.store_bytes)),
+                *("--terms", ",".join(journal.terms), "--environment-hash", journal.environment_hash),
+                *(["--tls"] if settings.tls else []),
             ],
         )
 
