@@ -13,7 +13,7 @@ from typing import NoReturn, Protocol
 
 import pyarrow as pa
 
-from data.transport.endpoint import Endpoint
+from data.transport.client import Caller
 from stages.rl.weights.buffers import Room, drop
 from stages.rl.weights.pieces import Order, Outline
 from stages.rl.weights.pull import Failed, Refused, Replaced, outline_of, pull
@@ -27,7 +27,7 @@ PAUSE_SECONDS = (0.05, 2.0)
 
 
 class Copies(Protocol):
-    """Versions that can be read. KeyError for one that is not there (any more)."""
+    """Versions that can be read. ArrowKeyError for one that is not there (any more)."""
 
     refused: int
     """Pieces that were not as announced."""
@@ -72,7 +72,7 @@ class FolderCopies:
         for path in self._folder.glob("*.json"):
             try:
                 versions[path.stem] = self.outline(path.stem).version
-            except KeyError:
+            except pa.ArrowKeyError:
                 continue  # it has just been removed
         return versions
 
@@ -85,7 +85,7 @@ class RelayedCopies:
 
     def __init__(self, announced: Path, otherwise: Path, supernode: str) -> None:
         """From the server that is announced in `announced`; `otherwise` is for what has no room in memory."""
-        self._announced, self._otherwise, self._supernode = announced, otherwise, supernode
+        self._source, self._otherwise, self._supernode = Caller(announced), otherwise, supernode
         self._room: Room | None = None
         self._copies: dict[str, _Copy] = {}
         self._lock = threading.Lock()
@@ -117,9 +117,9 @@ class RelayedCopies:
             return self._copies.get(digest) or self._begin(digest)
 
     def _begin(self, digest: str) -> "_Copy":
-        """Raises KeyError and, when the other server does not answer, Failed."""
+        """Raises ArrowKeyError and, when the other server does not answer, Failed."""
         try:
-            outline = outline_of(_endpoint(self._announced), digest)
+            outline = outline_of(self._source, digest)
         except Replaced:
             _gone(digest)
         while len(self._copies) >= KEPT:
@@ -136,7 +136,7 @@ class RelayedCopies:
             while not copy.ended:
                 before = copy.have
                 try:
-                    pull(_endpoint(self._announced), copy.outline, before, put, "relay", self._supernode)
+                    pull(self._source, copy.outline, before, put, "relay", self._supernode)
                 except Replaced:
                     with self._lock:
                         self._copies.pop(copy.outline.digest, None)
@@ -215,12 +215,5 @@ def _pieces(path: Path, outline: Outline, order: Order, there: Callable[[int], b
             yield data
 
 
-def _endpoint(announced: Path) -> Endpoint:
-    try:
-        return Endpoint.read(announced)
-    except FileNotFoundError as error:
-        raise Failed(f"no weights server has announced itself in {announced}") from error
-
-
 def _gone(digest: str) -> NoReturn:
-    raise KeyError(f"the weights {digest} are not here, or not any more: there are newer ones")
+    raise pa.ArrowKeyError(f"the weights {digest} are not here, or not any more: there are newer ones")

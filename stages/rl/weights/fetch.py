@@ -3,12 +3,11 @@
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from torch import Tensor
 
-from data.transport.endpoint import Endpoint
+from data.transport.client import Caller
 from stages.rl.messages import Source
 from stages.rl.weights.layout import views
 from stages.rl.weights.pieces import Outline
@@ -30,13 +29,13 @@ class Arriving:
         self._outline: Outline | None = None
         self._have = 0
 
-    def fetch(self, digest: str, endpoint: Endpoint) -> None:
+    def fetch(self, digest: str, caller: Caller) -> None:
         """Go on with the weights of this digest, from the piece where they are. Raises Replaced and Failed."""
         if self._outline is None or self._outline.digest != digest:
-            self._outline, self._have = outline_of(endpoint, digest), 0
+            self._outline, self._have = outline_of(caller, digest), 0
             if len(self._buffer) != self._outline.num_bytes:
                 self._buffer = bytearray(self._outline.num_bytes)
-        pull(endpoint, self._outline, self._have, self._put, self._member, self._supernode)
+        pull(caller, self._outline, self._have, self._put, self._member, self._supernode)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Of the weights that are whole; they share the buffer's memory."""
@@ -132,12 +131,10 @@ class Weights:
                     self._arrived = source
                     self._changed.notify_all()
 
-    def _from(self, source: Source, since: float | None) -> Endpoint:
+    def _from(self, source: Source, since: float | None) -> Caller:
         """Where to fetch, when fetches fail since then."""
-        if since is not None and time.monotonic() > since + self._patience:
-            with suppress(FileNotFoundError):
-                return Endpoint.read(self._announced)
-        return source.endpoint
+        late = since is not None and time.monotonic() > since + self._patience
+        return Caller(self._announced if late else source.endpoint)
 
     def _pause(self, source: Source, seconds: float) -> None:
         """Wait until something else is wanted, or the same from elsewhere."""

@@ -60,6 +60,10 @@ def outline(data: memoryview, version: int, piece_bytes: int = PIECE) -> Outline
         return Outline(version=version, num_bytes=data.nbytes, piece_bytes=piece_bytes, pieces="".join(found))
 
 
+class Nothing(Message):
+    """No question."""
+
+
 class Name(Message):
     """Which weights."""
 

@@ -13,7 +13,7 @@ END_SECONDS = 5.0
 class Relay:
     """The relay of an actor; none runs until it is appointed."""
 
-    def __init__(self, root: Path, folder: Path, name: str, host: str, supernode: str) -> None:
+    def __init__(self, root: Path, folder: Path, name: str, host: str, supernode: str, *, tls: bool = False) -> None:
         """Weights come from the server that is announced in `root`.
 
         The relay announces itself in `folder`, which is also for weights that have no room in memory, and writes its
@@ -22,6 +22,7 @@ class Relay:
         self._announced, self._log = folder / f"relay-{name}.json", folder / f"relay-{name}.log"
         self._arguments = ["--announce", str(self._announced), "--host", host, "--supernode", supernode]
         self._arguments += ["--folder", str(folder / f"relay-{name}"), "--source", str(root)]
+        self._arguments += ["--tls"] * tls
         self._process: subprocess.Popen[bytes] | None = None
         self.restarts = 0
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
+from data.transport.client import Caller
 from data.transport.endpoint import Endpoint
 from stages.rl.weights.buffers import drop, keep
 from stages.rl.weights.pieces import Outline, outline
@@ -25,6 +26,10 @@ class Server(NamedTuple):
     @property
     def endpoint(self) -> Endpoint:
         return Endpoint.read(self.announced)
+
+    @property
+    def caller(self) -> Caller:
+        return Caller(self.announced)
 
 
 Start = Callable[..., Server]

@@ -160,11 +160,11 @@ def test_an_engine_takes_new_weights_in_the_middle_of_a_generation(
         assert {3, 4} == set(ended[0][1].versions.tolist())
         expected = dict(learner.full_weights())
         assert all(torch.equal(expected[name], tensor) for name, tensor in engine.model.named_parameters())
-        assert traffic(root.endpoint).crossed == {version: {"s1": found.num_bytes} for version in (3, 4)}
+        assert traffic(root.caller).crossed == {version: {"s1": found.num_bytes} for version in (3, 4)}
         third = comes(5)  # the same weights under another number cross no link again
         assert third.digest == found.digest
         assert weights.hand_to(engine) and engine.version == 5
-        assert sum(places["s1"] for places in traffic(root.endpoint).crossed.values()) == 2 * found.num_bytes
+        assert sum(places["s1"] for places in traffic(root.caller).crossed.values()) == 2 * found.num_bytes
         weights.close()
         publisher.close()
     assert capsys.readouterr().out == ""  # all of it went through memory
@@ -186,8 +186,8 @@ def test_the_last_two_versions_can_be_fetched_and_older_ones_have_given_their_me
             assert source
             found.append(source)
         with pytest.raises(Replaced):
-            outline_of(root.endpoint, found[0].digest)
-        assert [outline_of(root.endpoint, one.digest).version for one in found[1:]] == [1, 2]
+            outline_of(root.caller, found[0].digest)
+        assert [outline_of(root.caller, one.digest).version for one in found[1:]] == [1, 2]
         held = sum(path.stat().st_size for path in publisher.folder.iterdir())
         assert held < 2.1 * found[0].num_bytes
         publisher.close()
@@ -204,7 +204,7 @@ def test_when_a_relay_dies_its_member_goes_on_elsewhere_from_the_piece_where_it_
     relay, engine = start(root.announced, "s1"), Taking()
     weights = Weights(spare.announced, "me", "s2", patience=0.1)
     weights.want(source(one, relay))
-    until(lambda: traffic(relay.endpoint).refused > 1)
+    until(lambda: traffic(relay.caller).refused > 1)
     arriving = weights._arriving
     until(lambda: arriving._have == 6)
     file.write_bytes(whole)
@@ -214,7 +214,7 @@ def test_when_a_relay_dies_its_member_goes_on_elsewhere_from_the_piece_where_it_
     assert weights.trouble == ""
     weights.hand_to(engine)
     assert engine.taken == [(1, data)]
-    assert traffic(spare.endpoint).crossed == {1: {"s2": one.num_bytes - 6000}}
+    assert traffic(spare.caller).crossed == {1: {"s2": one.num_bytes - 6000}}
     weights.close()
 
 

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+from data.transport.client import Caller
 from stages.rl.weights.pieces import Outline
 from stages.rl.weights.pull import outline_of, pull
 from stages.rl.weights.relay import Relay
@@ -26,7 +27,7 @@ def test_an_appointed_relay_hands_weights_on_is_replaced_when_killed_and_ends_wh
     def put(index: int, piece: memoryview) -> None:
         data[one.span(index)] = piece
 
-    pull(before, outline_of(before, one.digest), 0, put)
+    pull(Caller(before), outline_of(Caller(before), one.digest), 0, put)
     assert data == random.Random(1).randbytes(one.num_bytes)
     assert relay._process
     child = relay._process.pid
@@ -41,6 +42,6 @@ def test_an_appointed_relay_hands_weights_on_is_replaced_when_killed_and_ends_wh
 def outline_of_or_none(relay: Relay, one: Outline) -> Outline | None:
     endpoint = relay.appointed(True)
     try:
-        return outline_of(endpoint, one.digest) if endpoint else None
+        return outline_of(Caller(endpoint), one.digest) if endpoint else None
     except RuntimeError:
         return None
