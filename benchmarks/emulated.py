@@ -20,9 +20,11 @@ from pathlib import Path
 import numpy as np
 
 from data.trajectories import Trajectories
-from stages.rl.coordinator.client import Membership
-from stages.rl.messages import Join, Lease, Rates
-from stages.rl.store.client import Store
+from data.transport.endpoint import Endpoint
+from stages.rl.config import AsynchronousConfig
+from stages.rl.coordinator.client import Learners, Membership
+from stages.rl.messages import Advance, Join, Lease, Rates, Source
+from stages.rl.store.client import ShardClient, Store
 
 REPORT_SECONDS = 1.0
 
@@ -80,7 +82,8 @@ class EmulatedActor:
         self._random = random.Random(name)
         self._playing: list[tuple[float, str, Lease]] = []
         self._stop = ""
-        self.done = 0
+        self.done = self.wasted = 0
+        """Groups that it has put, and those of them that the store had no use for."""
         self.used = 0.0
         """Seconds in which slots were in use, in all slots together."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -122,7 +125,8 @@ class EmulatedActor:
     def _put(self, lease: Lease) -> None:
         source = self.membership.source
         group = group_of(lease, source.version if source else 0, self.kind.samples, self.kind.tokens)
-        self._store.put(lease, group, whole=True, member=self.name)
+        verdict = self._store.put(lease, group, whole=True, member=self.name)
+        self.wasted += verdict != "kept"
         self.membership.ended(lease.id, "stored")
         self.done += 1
 
@@ -136,6 +140,78 @@ class EmulatedActor:
                 in_flight=len(self._playing) * self.kind.samples,
             )
         )  # fmt: skip
+
+
+class EmulatedLearner:
+    """Real shards and a real coordinator, and who takes what is ready without learning from it."""
+
+    def __init__(self, folder: Path, shards: int, window: int, lease_seconds: float = 30.0) -> None:
+        """`folder` is the attempt's."""
+        self.folder, self.endpoints, self._shards, self._window = folder, folder / "endpoints", shards, window
+        self._config = AsynchronousConfig(lease_seconds=lease_seconds)
+        self.endpoints.mkdir(parents=True, exist_ok=True)
+        self.processes = [self._begin_shard(number) for number in range(shards)]
+        self.coordinator = self.begin_coordinator()
+        self.clients = [ShardClient(self.endpoints / f"shard-{number:04d}.json") for number in range(shards)]
+        self.learners = Learners(self.endpoints / "coordinator.json")
+        self.version, self.cursor, self.ahead = 0, 0, set[int]()
+        self.trained: list[int] = []
+        """Positions, in the order in which they were taken."""
+        for client in self.clients:
+            client.restore(0, (), {})
+        self._tell()
+
+    def begin_coordinator(self) -> subprocess.Popen[bytes]:
+        """Also after a kill."""
+        arguments = ["--attempt", self.folder, "--shards", self._shards, "--config", self._config.model_dump_json()]
+        return self._begin("stages.rl.coordinator", *arguments)
+
+    def step(self, groups: int, seconds: float = 60.0) -> float:
+        """Take so many groups, the lowest positions that are ready. Returns the seconds that they were waited for."""
+        began = time.monotonic()
+        while True:
+            ready = sorted((one.position, one.attempt) for client in self.clients for one in client.ready())[:groups]
+            if len(ready) == groups:
+                break
+            assert time.monotonic() - began < seconds, f"{len(ready)} of {groups} groups after {seconds:.0f} s"
+            time.sleep(0.02)
+        waited = time.monotonic() - began
+        for number, client in enumerate(self.clients):
+            keys = [key for key in ready if key[0] % self._shards == number]
+            if keys:
+                client.take(keys)
+        self.trained += [position for position, _ in ready]
+        self.ahead.update(position for position, _ in ready)
+        while self.cursor in self.ahead:
+            self.ahead.remove(self.cursor)
+            self.cursor += 1
+        for client in self.clients:
+            client.done(self.cursor, self.ahead)
+        self.version += 1
+        self._tell()
+        return waited
+
+    def close(self) -> None:
+        """End all processes."""
+        for process in (self.coordinator, *self.processes):
+            process.kill()
+            process.wait()
+
+    def _tell(self) -> None:
+        source = Source(version=self.version, digest="", num_bytes=0, endpoint=Endpoint("127.0.0.1", 1, ""))
+        ahead = tuple(sorted(self.ahead))
+        self.learners.advance(
+            Advance(version=self.version, source=source, window=self._window, cursor=self.cursor, ahead=ahead)
+        )
+
+    def _begin_shard(self, number: int) -> subprocess.Popen[bytes]:
+        announce = self.endpoints / f"shard-{number:04d}.json"
+        arguments = ["--announce", announce, "--folder", self.folder, "--shard", number, "--shards", self._shards]
+        return self._begin("stages.rl.store", *arguments, "--bytes", 2**28, "--terms", "verifier")
+
+    def _begin(self, module: str, *arguments: object) -> subprocess.Popen[bytes]:
+        common = ["--host", "127.0.0.1", "--parent", str(os.getpid())]
+        return subprocess.Popen([sys.executable, "-m", module, *common, *map(str, arguments)])
 
 
 @contextmanager

@@ -4,12 +4,10 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
-import pyarrow as pa
-from pyarrow import flight
-
-from data.transport.endpoint import HEADER, Endpoint
+from data.transport.client import Caller, Unreachable
+from data.transport.endpoint import Endpoint
 from stages.rl.coordinator.server import Why
 from stages.rl.coordinator.status import Status
 from stages.rl.messages import Advance, Ended, Join, Lease, Message, Orders, Rates, Renewal, Score, Source
@@ -20,48 +18,13 @@ RETRY_SECONDS = 0.25
 SHORTEST_SECONDS = 0.02
 """Between two renewals, however much there is to say."""
 
-M = TypeVar("M", bound=Message)
-
-
-class Line:
-    """A connection to the coordinator that is announced at the moment. Not for two threads at once."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._endpoint: Endpoint | None = None
-        self._client: flight.FlightClient | None = None
-
-    def call(self, action: str, message: Message, answer: type[M], seconds: float = CALL_SECONDS) -> M:
-        """One try. Raises pa.ArrowException and OSError; the next call connects anew, to whoever is announced then."""
-        try:
-            client, options = self._connected(seconds)
-            body = flight.Action(action, message.model_dump_json().encode())
-            (result,) = client.do_action(body, options)
-            return answer.model_validate_json(result.body.to_pybytes())
-        except (pa.ArrowException, OSError):
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """The next call connects anew."""
-        if self._client is not None:
-            self._client.close()
-        self._client = None
-
-    def _connected(self, seconds: float) -> tuple[flight.FlightClient, flight.FlightCallOptions]:
-        if self._client is None or self._endpoint is None:
-            self._endpoint = Endpoint.read(self._path)
-            self._client = flight.FlightClient(self._endpoint.location)
-        headers = [(HEADER.encode(), self._endpoint.token.encode())]
-        return self._client, flight.FlightCallOptions(timeout=seconds, headers=headers)
-
 
 class Membership:
     """A member's leases, orders and reports. A thread of its own renews."""
 
     def __init__(self, path: Path, join: Join) -> None:
         """`path` is the coordinator's announcement, ATTEMPT/endpoints/coordinator.json."""
-        self._line, self._join = Line(path), join
+        self._caller, self._join = Caller(path), join
         self._lock = threading.Lock()
         self._wake, self._news = threading.Event(), threading.Event()
         self._held: dict[str, Lease] = {}
@@ -162,9 +125,9 @@ class Membership:
             last = self._leaving
             try:
                 if stranger:
-                    self._line.call("join", self._join, Message)
+                    self._caller.call("join", self._join, Message)
                 orders, stranger = self._renew(stranger, delay, last), False
-            except (pa.ArrowException, OSError):
+            except Unreachable:
                 if last and self.silence > CALL_SECONDS:
                     return
                 time.sleep(RETRY_SECONDS)
@@ -188,7 +151,7 @@ class Membership:
                 want=max(0, self._want - len(self._fresh)), rates=rates, relay=self._relay,
                 trouble=self._trouble, leaving=leaving,
             )  # fmt: skip
-        orders = self._line.call("renew", renewal, Orders)
+        orders = self._caller.call("renew", renewal, Orders)
         if not orders.stranger:
             self._heard(orders, told, rates)
         return orders
@@ -217,7 +180,7 @@ class Learners:
 
     def __init__(self, path: Path, seconds: float = 1.0) -> None:
         """`path` is the coordinator's announcement."""
-        self._line, self._seconds = Line(path), seconds
+        self._caller, self._seconds = Caller(path), seconds
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._advance: Advance | None = None
@@ -253,24 +216,22 @@ class Learners:
             last = self._end
             try:
                 if last:
-                    self._line.call("end", Why(why=last), Message)
+                    self._caller.call("end", Why(why=last), Message)
                     return
                 if self._advance is None:
-                    self._status = self._line.call("status", Message(), Status)
+                    self._status = self._caller.call("status", Message(), Status)
                 else:
-                    self._status = self._line.call("advance", self._advance, Status)
+                    self._status = self._caller.call("advance", self._advance, Status)
                 self._answered = time.monotonic()
-            except (pa.ArrowException, OSError):
+            except Unreachable:
                 time.sleep(RETRY_SECONDS)
                 continue
             self._wake.wait(self._seconds)
 
 
 def send_score(path: Path, score: Score) -> None:
-    """The evaluator has found something. Raises pa.ArrowException and OSError where nobody hears it."""
-    line = Line(path)
-    line.call("score", score, Message)
-    line.close()
+    """The evaluator has found something. Raises Unreachable."""
+    Caller(path).call("score", score, Message)
 
 
 _SUMS = ("seconds", "tokens", "episodes", "busy")

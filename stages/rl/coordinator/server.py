@@ -2,15 +2,14 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import pyarrow as pa
-from pyarrow import flight
-from pydantic import ValidationError
+from pydantic import BaseModel
 
-from data.transport.endpoint import TokenCheck
+from data.transport.client import Unreachable
+from data.transport.server import Action, Server
 from stages.rl.coordinator.coordinator import Coordinator
 from stages.rl.coordinator.table import write_table
 from stages.rl.messages import Advance, Inventory, Join, Message, Renewal, Score
@@ -28,30 +27,28 @@ class Why(Message):
     why: str
 
 
-class CoordinatorServer(flight.FlightServerBase):
+class CoordinatorServer(Server):
     """Actions: join, renew, advance, score, status, end."""
 
-    def __init__(self, location: str, token: str, coordinator: Coordinator) -> None:
-        super().__init__(location, middleware={"token": TokenCheck(token)})
+    def __init__(self, host: str, coordinator: Coordinator, *, tls: bool = False) -> None:
         self._coordinator = coordinator
         self._lock = threading.Lock()
-        self._actions: dict[str, Callable[[bytes, float], Message]] = {
-            "join": lambda body, now: coordinator.join(_read(Join, body), now),
-            "renew": lambda body, now: coordinator.renew(_read(Renewal, body), now),
-            "advance": lambda body, now: coordinator.advance(_read(Advance, body), now),
-            "score": lambda body, now: coordinator.score(_read(Score, body), now),
-            "status": lambda _, now: coordinator.status(now),
-            "end": lambda body, _: coordinator.end(_read(Why, body).why),
+        actions = {
+            "join": self._action(Join, coordinator.join),
+            "renew": self._action(Renewal, coordinator.renew),
+            "advance": self._action(Advance, coordinator.advance),
+            "score": self._action(Score, coordinator.score),
+            "status": self._action(Message, lambda _, now: coordinator.status(now)),
+            "end": self._action(Why, lambda why, _: coordinator.end(why.why)),
         }
+        super().__init__(host, actions, tls=tls)
 
-    def do_action(self, context: Any, action: flight.Action) -> Iterator[bytes]:
-        """See the class. ArrowInvalid for what is no such message."""
-        answer = self._actions.get(action.type)
-        if answer is None:
-            raise pa.ArrowInvalid(f"there is no action {action.type!r}; there are {', '.join(self._actions)}")
-        with self._lock:
-            message = answer(action.body.to_pybytes(), time.time())
-        yield message.model_dump_json().encode()
+    def _action(self, kind: type[M], answer: Callable[[M, float], BaseModel]) -> Action[M]:
+        def locked(message: M) -> BaseModel:
+            with self._lock:
+                return answer(message, time.time())
+
+        return Action(kind, locked)
 
     def look_after(self, folder: Path, shards: Sequence[Callable[[], Inventory]]) -> None:
         """Start the threads that ask each shard for what it has, and that sweep and write the table once a second."""
@@ -65,7 +62,7 @@ class CoordinatorServer(flight.FlightServerBase):
             asked = time.time()
             try:
                 inventory = ask()
-            except (Restarted, pa.ArrowException, OSError):
+            except (Restarted, Unreachable):
                 pass
             else:
                 with self._lock:
@@ -79,10 +76,3 @@ class CoordinatorServer(flight.FlightServerBase):
                 table = self._coordinator.table(time.time())
             write_table(folder, table)
             time.sleep(SECONDS)
-
-
-def _read(kind: type[M], body: bytes) -> M:
-    try:
-        return kind.model_validate_json(body)
-    except ValidationError as error:
-        raise pa.ArrowInvalid(f"no {kind.__name__}: {error.errors()[0]['msg']}") from None

@@ -101,8 +101,8 @@ class ShardClient:
         self._ask("done", Done(start=self._start, cursor=cursor, ahead=tuple(ahead)), Nothing)
 
     def inventory(self) -> Inventory:
-        """What it has."""
-        return self._caller.call("inventory", Nothing(), Inventory, again=self._seconds)
+        """What it has. Raises Restarted."""
+        return self._ask("inventory", Nothing(), Inventory)
 
     def division(self) -> Division:
         """Which one it is, of how many."""

@@ -40,7 +40,7 @@ class ShardServer(Server):
             "ready": Action(Ask, self._ready),
             "again": Action(Again, self._again),
             "done": Action(Done, self._done),
-            "inventory": Action(Nothing, lambda _: self._inventory()),
+            "inventory": Action(Nothing, lambda _: self._asked()),
         }
         super().__init__(host, actions, tls=tls)
         self._shelf, self._journal, self._num_terms, self._current = shelf, journal, num_terms, current
@@ -145,6 +145,12 @@ class ShardServer(Server):
             self._shelf.done(done.cursor, done.ahead)
         self._tidy()
         return Nothing()
+
+    def _asked(self) -> Inventory:
+        """Before it is restored it has not looked, so "nothing" would be wrong."""
+        with self._lock:
+            self._check("")
+        return self._inventory()
 
     def _inventory(self) -> Inventory:
         with self._lock:

@@ -24,7 +24,8 @@ def _coordinator(before: Table | None = None, now: float = 0.0, start: str = "c"
 
 
 def _join(coordinator: Coordinator, name: str, now: float = 0.0, **more: Any) -> None:
-    join = Join(member=name, node=f"node-{name}", **{"supernode": "home", "samples_at_once": 4, **more})
+    fields: dict[str, Any] = {"supernode": "home", "samples_at_once": 4, **more}
+    join = Join(member=name, node=f"node-{name}", **fields)
     coordinator.join(join, now)
 
 

@@ -1,0 +1,86 @@
+"""The coordinator's process, real shards, and emulated actors over real calls."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.emulated import EmulatedActor, EmulatedLearner, Kind
+
+QUICK = Kind(seconds=0.1, slots=2, samples=2)
+
+
+@pytest.fixture
+def learner(tmp_path: Path) -> Iterator[EmulatedLearner]:
+    """Two shards; a window of 24 groups."""
+    running = EmulatedLearner(tmp_path, shards=2, window=24, lease_seconds=3.0)
+    yield running
+    running.close()
+
+
+def _until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def test_leases_flow_again_within_5_s_of_a_kill_and_nothing_is_played_twice(learner: EmulatedLearner) -> None:
+    actors = [EmulatedActor(learner.endpoints, f"a{number}", QUICK) for number in range(4)]
+    for _ in range(3):
+        learner.step(8)
+    for _ in range(2):
+        learner.coordinator.kill()
+        learner.coordinator.wait()
+        killed, known = time.monotonic(), learner.learners.status()
+        learner.coordinator = learner.begin_coordinator()
+        assert known is not None
+
+        def flows(old: str = known.start) -> bool:
+            status = learner.learners.status()
+            return status is not None and status.start != old and status.leased > 0 and status.actors == 4
+
+        _until(flows)
+        seconds = time.monotonic() - killed
+        for _ in range(3):
+            learner.step(8)
+        assert seconds < 5.0, seconds
+    for actor in actors:
+        actor.close()
+    assert len(set(learner.trained)) == len(learner.trained)
+    assert sum(actor.wasted for actor in actors) == 0
+
+
+def test_an_actor_that_stalls_holds_up_no_batch_and_one_that_is_gone_none_longer_than_its_lease(
+    learner: EmulatedLearner,
+) -> None:
+    stalled = EmulatedActor(learner.endpoints, "stalled", Kind(slots=2, stalls=True))
+    _until(lambda: (status := learner.learners.status()) and status.leased == 2)
+    quick = EmulatedActor(learner.endpoints, "quick", QUICK)
+    waits = [learner.step(4) for _ in range(6)]
+    assert max(waits) < 3.0 + 2.0, waits  # its lease, and a sweep
+    assert 0 not in learner.trained
+    stalled.close("told to")
+    learner.step(8)
+    assert {0, 1} <= set(learner.trained)
+    quick.close()
+
+
+def test_actors_that_go_are_in_the_table_with_the_reason(learner: EmulatedLearner) -> None:
+    actor = EmulatedActor(learner.endpoints, "a", QUICK)
+    learner.step(2)
+    actor.close("preempted")
+    table = learner.folder / "actors.json"
+    _until(lambda: table.exists() and json.loads(table.read_text())["gone"])
+    (gone,) = json.loads(table.read_text())["gone"]
+    assert (gone["name"], gone["why"]) == ("a", "preempted")
+
+
+def test_when_the_run_ends_actors_go(learner: EmulatedLearner) -> None:
+    actor = EmulatedActor(learner.endpoints, "a", QUICK)
+    learner.step(2)
+    learner.learners.end("the run is done")
+    _until(lambda: actor.membership.leave == "the run is done")
+    actor.close()
