@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from pydantic import BaseModel
+from pyarrow import flight
 
 from data.segments import num_bytes
 from data.trajectories import Trajectories
-from data.transport.client import Caller
-from data.transport.server import Batches, Server, serve
+from data.transport.server import end_with
 from data.transport.trajectories import batches, schema
 from stages.rl.messages import Lease
 from stages.rl.store.client import ShardClient
@@ -32,14 +32,14 @@ ROUNDS = 5
 WRITE_BYTES = 2**23
 
 
-class Bare(Server):
-    """Takes a stream and drops it."""
+class Bare(flight.FlightServerBase):
+    """Takes a stream, drops it, and answers when all has come."""
 
-    def put(self, order: bytes, batches: Batches) -> BaseModel:
-        """Answers when all has come."""
-        for _ in batches:
+    def do_put(self, context: Any, descriptor: flight.FlightDescriptor, reader: Any, writer: Any) -> None:
+        """See the class."""
+        for _ in reader:
             pass
-        return BaseModel()
+        writer.write(b"done")
 
 
 def measure() -> dict[str, str | float]:
@@ -101,10 +101,16 @@ def _store(folder: Path, group: Trajectories) -> float:
 
 def _flight(folder: Path, group: Trajectories) -> float:
     with _server(folder, ["-m", "benchmarks.store_vs_flight"]) as announced:
-        clients = [Caller(announced) for _ in range(ACTORS)]
+        clients = [flight.FlightClient(announced.read_text()) for _ in range(ACTORS)]
 
         def put(number: int) -> None:
-            clients[number % ACTORS].put(BaseModel(), schema(1), lambda: batches(group), BaseModel, again=60.0)
+            descriptor = flight.FlightDescriptor.for_command(b"put")
+            writer, reader = clients[number % ACTORS].do_put(descriptor, schema(1))
+            with writer:
+                for batch in batches(group):
+                    writer.write_batch(batch)
+                writer.done_writing()
+                assert reader.read() is not None
 
         return _seconds(put)
 
@@ -133,6 +139,7 @@ def _seconds(put: Callable[[int], None]) -> float:
 @contextmanager
 def _server(folder: Path, command: Sequence[str]) -> Iterator[Path]:
     announced = folder / "endpoints" / "server.json"
+    announced.parent.mkdir(exist_ok=True)
     announced.unlink(missing_ok=True)
     arguments = ["--announce", str(announced), "--parent", str(os.getpid())]
     process = subprocess.Popen([sys.executable, *command, *arguments])
@@ -147,4 +154,8 @@ def _server(folder: Path, command: Sequence[str]) -> Iterator[Path]:
 
 
 if __name__ == "__main__":
-    serve(Bare("127.0.0.1"), Path(sys.argv[2]), int(sys.argv[4]))
+    server = Bare("grpc://127.0.0.1:0")
+    aside = Path(sys.argv[2]).with_suffix(".writing")
+    aside.write_text(f"grpc://127.0.0.1:{server.port}")
+    aside.replace(sys.argv[2])
+    end_with(int(sys.argv[4]))

@@ -122,7 +122,8 @@ def test_a_group_that_became_of_no_use_on_its_way_to_the_journal_is_thrown_away(
     assert len(shelf.thrown) == 2 and shelf.num_bytes == 0
 
 
-CALLS = st.lists(st.tuples(st.sampled_from("put settle take done again kill".split()), st.integers(0, 5)), max_size=80)
+KINDS = st.sampled_from(["put", "settle", "take", "done", "again", "kill"])
+CALLS = st.lists(st.tuples(KINDS, st.integers(0, 5)), max_size=80)
 
 
 @settings(max_examples=300, deadline=None)
