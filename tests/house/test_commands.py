@@ -121,7 +121,7 @@ def check_snakemake(words: list[str]) -> None:
 
 def check_sbatch(words: list[str]) -> None:
     files = [word for word in words if not word.startswith("-") and not is_override(word)]
-    assert files and all(exists(file) for file in files), files
+    assert files and all(exists(file) or file.startswith("runs/") for file in files), files
 
 
 def check_python(words: list[str]) -> None:
