@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyarrow import flight
 from pydantic import BaseModel, ValidationError
 
-from data.transport.endpoint import INVALID, MISSING, Endpoint
+from data.transport.endpoint import END, INVALID, MISSING, Endpoint
 
 CALL_SECONDS = 10.0
 STREAM_SECONDS = 60.0
@@ -76,6 +76,7 @@ class Caller:
             with writer:
                 for batch in batches():
                     writer.write_batch(batch)
+                writer.write_metadata(END)
                 writer.done_writing()
                 buffer = reader.read()
             if buffer is None:

@@ -16,6 +16,8 @@ CALL = "call"
 """The header with the server's start, the caller's session and the number of the call in that session."""
 INVALID, MISSING = b"invalid", b"missing"
 """What goes with an error: the call was wrong, or what it asks for is not there."""
+END = b"end"
+"""The last message of a stream to a server. One without it broke off, whatever has come."""
 NAME = "qianka"
 """The name in each certificate. It is the certificate itself that is trusted, whatever the address."""
 

@@ -32,7 +32,7 @@ import pyarrow as pa
 from pyarrow import flight
 from pydantic import BaseModel, ValidationError
 
-from data.transport.endpoint import INVALID, MISSING, Endpoint
+from data.transport.endpoint import END, INVALID, MISSING, Endpoint
 from data.transport.guard import Guard
 from data.transport.tls import self_signed
 
@@ -65,13 +65,16 @@ class Batches:
         return self._reader.schema
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        """Each once."""
+        """Each once. FlightCancelledError when the caller is gone before the end: to Flight that looks like the end."""
         for chunk in self._reader:
             if chunk.data is None:
+                if chunk.app_metadata is not None and chunk.app_metadata.to_pybytes() == END:
+                    return
                 raise pa.ArrowInvalid("a batch is missing")
             if chunk.data.nbytes > self._largest:
                 raise pa.ArrowInvalid(f"a batch has {chunk.data.nbytes:,} bytes, and {self._largest:,} are allowed")
             yield chunk.data
+        raise flight.FlightCancelledError("the stream broke off")
 
 
 class Server(flight.FlightServerBase):
