@@ -7,11 +7,11 @@ from pathlib import Path
 from benchmarks.emulated import EmulatedLearner, Kind, actors
 
 FAST, SLOW = 24, 8
-SECONDS = 0.5
+SECONDS = 1.0
 WANTED = 0.92
 
 
-def measure(fast: int = FAST, slow: int = SLOW, steps: int = 60) -> dict[str, str | float]:
+def measure(fast: int = FAST, slow: int = SLOW, steps: int = 30) -> dict[str, str | float]:
     """The mean over all actors, once all are there."""
     count = fast + slow
     with tempfile.TemporaryDirectory() as name:

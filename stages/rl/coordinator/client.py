@@ -8,6 +8,7 @@ from typing import Literal
 
 from data.transport.client import Caller, Unreachable
 from data.transport.endpoint import Endpoint
+from stages.rl.coordinator.coordinator import AHEAD
 from stages.rl.coordinator.server import Why
 from stages.rl.coordinator.status import Status
 from stages.rl.messages import Advance, Ended, Join, Lease, Message, Orders, Rates, Renewal, Score, Source
@@ -148,7 +149,7 @@ class Membership:
             renewal = Renewal(
                 member=self._join.member, holding=tuple(id for id in self._held if id not in over),
                 leases=tuple(self._held.values()) if full else (), ended=told,
-                want=max(0, self._want - len(self._fresh)), rates=rates, relay=self._relay,
+                want=max(0, self._want + AHEAD - len(self._fresh)), rates=rates, relay=self._relay,
                 trouble=self._trouble, leaving=leaving,
             )  # fmt: skip
         orders = self._caller.call("renew", renewal, Orders)

@@ -19,6 +19,8 @@ HUNGRY_SECONDS = 0.2
 """The same of an actor that wants more than it gets, where there are few."""
 CALLS_A_SECOND = 600
 """Of hungry actors all together."""
+AHEAD = 1
+"""Leases that an actor may have beyond what it has room for, so that it begins the next one at once."""
 SCORES = 64
 """So many of the evaluator's scores are kept."""
 
@@ -153,7 +155,7 @@ class Coordinator:
         name = member.join.member
         if member.join.role != "actor":
             return 0
-        quota = self._quotas.get(name, member.join.samples_at_once)
+        quota = self._quotas.get(name, member.join.samples_at_once + AHEAD)
         return max(0, min(want, quota - self.leases.held(name)))
 
     def _seconds(self, hungry: bool) -> float:
@@ -168,5 +170,5 @@ class Coordinator:
 
 def _load(member: Member) -> Load:
     return Load(
-        member.join.samples_at_once, member.speed, member.utilisation, member.rates.device, member.rates.delay
+        member.join.samples_at_once + AHEAD, member.speed, member.utilisation, member.rates.device, member.rates.delay
     )  # fmt: skip

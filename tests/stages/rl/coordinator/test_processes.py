@@ -57,7 +57,7 @@ def test_an_actor_that_stalls_holds_up_no_batch_and_one_that_is_gone_none_longer
     learner: EmulatedLearner,
 ) -> None:
     stalled = EmulatedActor(learner.endpoints, "stalled", Kind(slots=2, stalls=True))
-    _until(lambda: (status := learner.learners.status()) and status.leased == 2)
+    _until(lambda: (status := learner.learners.status()) and status.leased >= 2)
     quick = EmulatedActor(learner.endpoints, "quick", QUICK)
     waits = [learner.step(4) for _ in range(6)]
     assert max(waits) < 3.0 + 2.0, waits  # its lease, and a sweep
