@@ -64,7 +64,8 @@ def actors_table(attempt: Path) -> Table | None:
     """Members as the coordinator has noted them, tasks that have not joined, and what those that failed said."""
     known = _members(attempt)
     why = failures(attempt)
-    rows = [_row(member, why) for member in known]
+    ended = is_finished(attempt)
+    rows = [_row(member, why, ended) for member in known]
     names = {member["name"] for member in known}
     rows += _others(attempt, names)
     rows += [(member, *[""] * 8, f"failed: {said}") for member, said in why.items() if member not in names]
@@ -88,11 +89,13 @@ def _members(attempt: Path) -> list[dict[str, Any]]:
     return [*found["members"], *gone[-SHOWN_GONE:]]
 
 
-def _row(member: dict[str, Any], why: dict[str, str]) -> tuple[str, ...]:
+def _row(member: dict[str, Any], why: dict[str, str], ended: bool) -> tuple[str, ...]:
     said = why.get(member["name"].partition("+")[0], "")
     if member["gone"] is not None:
         at = time.strftime("%H:%M:%S", time.localtime(member["gone"]))
         words = f"gone since {at}: {said or member['why']}"
+    elif ended:
+        words = "ended with the run"
     else:
         words = f"in trouble: {member['trouble']}" if member["trouble"] else "plays"
         words += ", hands weights on" if member["relay"] else ""
