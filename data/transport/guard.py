@@ -42,6 +42,11 @@ class Guard(flight.ServerMiddlewareFactory):
         if not self._first(session, int(number)):
             raise flight.FlightUnauthorizedError("this call came before")
 
+    @property
+    def remembered(self) -> int:
+        """Sessions, at most `SESSIONS`."""
+        return len(self._sessions)
+
     def _first(self, session: str, number: int) -> bool:
         with self._lock:
             highest, seen = self._sessions.pop(session, (0, 0))

@@ -156,7 +156,7 @@ def test_what_a_guard_remembers_is_bounded() -> None:
     guard = Guard("token", "start")
     for session in range(SESSIONS + 100):
         assert _takes(guard, 1, str(session))
-    assert len(guard._sessions) == SESSIONS
+    assert guard.remembered == SESSIONS
 
 
 def _takes(guard: Guard, number: int, session: str = "s") -> bool:
