@@ -16,6 +16,8 @@ from stages.rollout.engine import Engine
 
 RELAY_SECONDS = 10.0
 """Without a source that answers, until weights are fetched from the learner's own server."""
+TROUBLE_SECONDS = 3.0
+"""Without a source that answers, until that is trouble: a server that died is back sooner."""
 PAUSE_SECONDS = (0.05, 2.0)
 """Between two tries: the first, and the longest."""
 
@@ -65,13 +67,16 @@ class Weights:
         self._arrived: Source | None = None
         self._has = ("", -1)
         self._trouble, self._closed = "", False
+        self._since: float | None = None
+        """When fetches began to fail."""
         self._thread = threading.Thread(target=self._run, name="weights", daemon=True)
         self._thread.start()
 
     @property
     def trouble(self) -> str:
-        """Why the weights that are wanted have not come; empty when nothing ails."""
-        return self._trouble
+        """Why the weights that are wanted have not come for a while; empty when nothing ails."""
+        since = self._since
+        return self._trouble if since is not None and time.monotonic() > since + TROUBLE_SECONDS else ""
 
     def want(self, source: Source | None) -> None:
         """What the coordinator says; None: nothing new. The same weights may come from another place now."""
@@ -110,7 +115,7 @@ class Weights:
         return wanted if wanted and self._arrived is None and (wanted.digest, wanted.version) != self._has else None
 
     def _run(self) -> None:
-        pause, since = PAUSE_SECONDS[0], None
+        pause = PAUSE_SECONDS[0]
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or self._missing() is not None)
@@ -118,22 +123,22 @@ class Weights:
             if self._closed or source is None:
                 return
             try:
-                self._arriving.fetch(source.digest, self._from(source, since))
+                self._arriving.fetch(source.digest, self._from(source))
             except Replaced:
                 self._pause(source, PAUSE_SECONDS[1])  # the coordinator tells of the newer ones
             except Failed as error:
-                self._trouble, since = str(error), since or time.monotonic()
+                self._trouble, self._since = str(error), self._since or time.monotonic()
                 self._pause(source, pause)
                 pause = min(2 * pause, PAUSE_SECONDS[1])
             else:
-                self._trouble, since, pause = "", None, PAUSE_SECONDS[0]
+                self._since, pause = None, PAUSE_SECONDS[0]
                 with self._changed:
                     self._arrived = source
                     self._changed.notify_all()
 
-    def _from(self, source: Source, since: float | None) -> Caller:
-        """Where to fetch, when fetches fail since then."""
-        late = since is not None and time.monotonic() > since + self._patience
+    def _from(self, source: Source) -> Caller:
+        """Where to fetch: from the learner's own server once the source has failed for too long."""
+        late = self._since is not None and time.monotonic() > self._since + self._patience
         return Caller(self._announced if late else source.endpoint)
 
     def _pause(self, source: Source, seconds: float) -> None:

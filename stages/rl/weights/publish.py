@@ -4,15 +4,18 @@ import mmap
 import time
 from pathlib import Path
 
+from data.transport.client import Caller
 from data.transport.endpoint import Endpoint
 from stages.rl.messages import Source
 from stages.rl.weights.buffers import WRITING, Room, drop, keep
 from stages.rl.weights.layout import Layout, views
-from stages.rl.weights.pieces import outline
+from stages.rl.weights.pieces import Traffic, outline
+from stages.rl.weights.pull import Failed, traffic
 from stages.trainer.learner import Learner
 
 KEPT = 2
 """Versions that can be fetched; but for the time in which a new one is written in place of the older."""
+TRAFFIC_SECONDS = 2.0
 
 
 class Publisher:
@@ -61,6 +64,20 @@ class Publisher:
             endpoint=self._endpoint(),
             probe=probe,
         )
+
+    def again(self, source: Source) -> Source:
+        """The same at the weights server as it is announced now: it may have died and listen elsewhere."""
+        return source.model_copy(update={"endpoint": self._endpoint()})
+
+    def traffic(self) -> Traffic | None:
+        """What the weights server has handed out, such as the bytes of each version that went to each supernode.
+
+        None when it does not answer.
+        """
+        try:
+            return traffic(Caller(self._announced, TRAFFIC_SECONDS))
+        except Failed:
+            return None
 
     def close(self) -> None:
         """Nothing can be fetched any more."""
