@@ -130,7 +130,7 @@ class Children:
             child.restarts, self.total_restarts = child.restarts + 1, self.total_restarts + 1
             how = f"rank {self.job.rank} on {self.job.node}: its {child.name} has ended with {code}"
             if child.restarts > MOST_RESTARTS:
-                often = f"{how}, {child.restarts} times without a step in between; {child.log} says at its end"
+                often = f"{how}, {child.restarts} times without a step in between, and the end of its log, {child.log}, says"
                 self._hopeless = f"{often}\n{child.last_words()}"
                 return
             print(f"{how}, and is started again", flush=True)

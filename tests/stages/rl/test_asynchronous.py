@@ -1,0 +1,161 @@
+"""Asynchronous mode from end to end, with real processes, which are killed at random moments."""
+
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow.compute as pc
+import pytest
+
+from checkpoints.manifest import NAME, Result
+from data.job import Job, Stopped
+from data.metrics import read_metrics
+from data.progress import read_progress
+from data.trajectories import read_trajectories
+from stages.rl.batches import read_batches
+from stages.rl.run import run
+
+Start = Callable[..., list[subprocess.Popen[bytes]]]
+ACTOR = Path(__file__).with_name("plain_actor.py")
+LIMIT = 300.0
+
+
+@contextmanager
+def actors(world: Any, config: Any, folder: Path, count: int) -> Generator[list[subprocess.Popen[bytes]]]:
+    """So many actors; they end with the block."""
+    started = [actor(world, config, folder, f"a{number}") for number in range(count)]
+    try:
+        yield started
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def actor(world: Any, config: Any, folder: Path, name: str) -> subprocess.Popen[bytes]:
+    arguments = [config.model_dump_json(), str(world.synth), str(world.sft), str(folder), name]
+    return subprocess.Popen([sys.executable, str(ACTOR), *arguments], env=os.environ | {"OMP_NUM_THREADS": "1"})
+
+
+def assert_each_position_was_trained_once(folder: Path, steps: int, prompts: int) -> None:
+    batches = read_batches(folder)
+    assert batches["step"].to_pylist() == [step for step in range(1, steps + 1) for _ in range(prompts)]
+    positions = batches["position"].to_pylist()
+    assert len(set(positions)) == len(positions) == steps * prompts
+    # No position was passed over: at most a window of later ones was ready before it.
+    assert set(range(steps * prompts - 3 * prompts)) <= set(positions)
+    for step in range(1, steps + 1):
+        files = list((folder / "trajectories").glob(f"step-{step:06d}-rank-*.h5"))
+        places = sorted({place for path in files for place in read_trajectories(path)[0].groups.tolist()})
+        assert places == list(range(prompts))
+
+
+@pytest.mark.slow
+def test_a_run_trains_and_leaves_what_every_run_leaves(world: Any, start: Start) -> None:
+    folder, config = world.attempt(), world.changed(mode="asynchronous", steps=6)
+    with actors(world, config, folder, 1):
+        (learner,) = start(config, folder)
+        assert learner.wait(LIMIT) == 0
+    assert_each_position_was_trained_once(folder, 6, 4)
+    result, table = Result(folder / NAME), read_metrics(folder)
+    assert result.paths("batches/") and result.paths("trajectories/") and result.paths("model/")
+    assert table["parity"][0].as_py() < 1e-4
+    assert pc.max(table["staleness_max"]).as_py() <= config.rl.asynchronous.max_staleness
+    wanted = {"staleness", "queue_depth", "waiting_share", "seconds_waiting", "seconds_communication", "actors"}
+    assert wanted | {"episodes_per_second", "tokens_per_second", "actors_utilisation"} <= set(table.column_names)
+
+
+@pytest.mark.slow
+def test_two_learners_share_each_batch(world: Any, start: Start) -> None:
+    folder, config = world.attempt(), world.changed(mode="asynchronous", steps=4)
+    with actors(world, config, folder, 1):
+        assert [process.wait(LIMIT) for process in start(config, folder, 2)] == [0, 0]
+    assert_each_position_was_trained_once(folder, 4, 4)
+    batches = read_batches(folder)
+    assert set(batches["rank"].to_pylist()) == set(batches["shard"].to_pylist()) == {0, 1}
+
+
+def victims(learner: subprocess.Popen[bytes], kind: str, played: list[subprocess.Popen[bytes]]) -> list[psutil.Process]:
+    if kind == "learner":
+        return [psutil.Process(learner.pid)]
+    if kind == "actor":
+        return [psutil.Process(process.pid) for process in played if process.poll() is None]
+    with suppress(psutil.NoSuchProcess):
+        children = psutil.Process(learner.pid).children()
+        return [child for child in children if f"stages.rl.{kind}" in " ".join(child.cmdline())]
+    return []
+
+
+KINDS = ("store", "coordinator", "weights", "actor", "learner")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+def test_killed_part_by_part_at_random_moments_each_position_is_trained_once(
+    world: Any, start: Start, seed: int
+) -> None:
+    steps, source = 60, random.Random(seed)
+    folder, config = world.attempt(), world.changed(mode="asynchronous", steps=steps)
+    kinds = [*KINDS, *KINDS]
+    source.shuffle(kinds)
+    names = iter(range(100))
+    with actors(world, config, folder, 0) as played:
+        played += [actor(world, config, folder, f"a{next(names)}") for _ in range(2)]
+        (learner,) = start(config, folder)
+        seen, deadline = 0, time.monotonic() + LIMIT
+        for kind in kinds:
+            wanted = seen + source.randint(1, 4)
+            while seen < wanted and learner.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.02)
+                seen = max(seen, int((read_progress(folder) or {"done": 0})["done"]))
+            time.sleep(source.uniform(0, 0.1))
+            for process in victims(learner, kind, played)[:1]:
+                process.kill()
+            if kind == "actor":
+                played.append(actor(world, config, folder, f"a{next(names)}"))
+            if kind == "learner":
+                learner.wait()
+                (learner,) = start(config, folder)
+        assert learner.wait(LIMIT) == 0
+    assert_each_position_was_trained_once(folder, steps, 4)
+
+
+@pytest.mark.slow
+def test_without_actors_the_learners_wait_and_say_so_and_go_on_when_one_comes(
+    world: Any, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, config = world.attempt(), world.changed(mode="asynchronous", steps=2)
+    (learner,) = start(config, folder, before="import stages.rl.services as s; s.QUIET_SECONDS = 0.5\n")
+    deadline = time.monotonic() + LIMIT
+    while "no actor is there" not in str((read_progress(folder) or {}).get("message")):
+        assert learner.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    with actors(world, config, folder, 1):
+        assert learner.wait(LIMIT) == 0
+
+
+def test_asked_to_stop_while_it_waits_it_does(world: Any) -> None:
+    job = Job()
+    job.stop.set()
+    with pytest.raises(Stopped, match="committed step 0 of 4"):
+        run(world.changed(mode="asynchronous"), world.inputs, world.attempt(), job)
+
+
+def test_a_child_that_ends_again_and_again_ends_the_run_with_its_last_words(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stages.rl.children.PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("stages.rl.services.Services._begin_shard", _broken_shard)
+    with pytest.raises(RuntimeError, match="(?s)its shard has ended with 1, 6 times .* its log .*No module named"):
+        run(world.changed(mode="asynchronous"), world.inputs, world.attempt(), Job())
+
+
+def _broken_shard(self: Any, *_: Any) -> None:
+    self.children.begin("shard", "stages.rl.no_such_module", [])
