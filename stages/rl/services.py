@@ -61,7 +61,7 @@ class Services:
             self.learners.advance(
                 Advance(
                     version=state.policy_version,
-                    source=self.source,
+                    source=self.publisher.again(self.source),
                     window=window_of(self.config),
                     cursor=state.cursor,
                     ahead=state.ahead,
@@ -118,6 +118,7 @@ class Services:
             [
                 *("--announce", str(endpoint(folder, "weights")), "--host", host),
                 *("--supernode", supernode, "--folder", str(self.publisher.folder)),
+                *(["--tls"] if self.config.rl.asynchronous.tls else []),
             ],
         )
         self.children.begin(
