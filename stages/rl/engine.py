@@ -1,15 +1,21 @@
 """The rollout engine beside the learner: how it gets the policy's weights."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import torch
 from torch.distributed.tensor import DTensor
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from data.job import Job
+from data.tokenizer import end_token
 from stages.rl.config import StageConfig
 from stages.rollout.config import EngineConfig
 from stages.rollout.engine import Engine
 from stages.rollout.torch.engine import TorchEngine, unsharded_copy
+from stages.trainer.device import device_of, distributed, use_cores
 from stages.trainer.learner import Learner
+from stages.trainer.policy import load_policy
 
 
 def make_engine(config: StageConfig, learner: Learner, tokenizer: PreTrainedTokenizerFast, folder: Path) -> Engine:
@@ -25,6 +31,49 @@ def make_engine(config: StageConfig, learner: Learner, tokenizer: PreTrainedToke
     return make_vllm(config.engine, model, tokenizer, slots, learner.job, folder)
 
 
+def actors_engine(
+    config: StageConfig, model: Path, tokenizer: PreTrainedTokenizerFast, job: Job, folder: Path
+) -> Engine:
+    """The engine of an actor, which has no learner: of the model in the folder `model`, whose weights are replaced.
+
+    Raises ValueError when it is vLLM, and that is not installed.
+    """
+    policy = load_policy(model, config.seed)
+    if config.engine.name == "torch":
+        device = device_of(job)
+        # On a card the policy computes in 16 bits.
+        loaded = policy.to(device, torch.float32 if device.type == "cpu" else torch.bfloat16).model
+        loaded.eval().requires_grad_(False)
+        use_cores(job, loaded)
+        return own_engine(loaded, tokenizer, config.engine, job)
+    from stages.rollout.vllm.make import make_vllm
+
+    slots = config.rl.sampling.slots
+    alone = replace(job, rank=0, world_size=1, local_rank=job.local_rank)
+    with distributed(alone):
+        return make_vllm(config.engine, policy.model.config, tokenizer, slots, alone, folder)
+
+
+def own_engine(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    engine: EngineConfig,
+    job: Job,
+    *,
+    sleeps_without_weights: bool = False,
+) -> TorchEngine:
+    """Qianka's own engine on this module."""
+    return TorchEngine(
+        model,
+        end_token(tokenizer),
+        tokenizer.all_special_ids,
+        tokenizer=tokenizer,
+        memory_share=engine.memory_share,
+        compiling=job.slow if engine.compile else None,
+        sleeps_without_weights=sleeps_without_weights,
+    )
+
+
 def torch_engine(
     learner: Learner, tokenizer: PreTrainedTokenizerFast, engine: EngineConfig, *, alternate: bool = False
 ) -> TorchEngine:
@@ -36,16 +85,7 @@ def torch_engine(
     first = next(model.parameters())
     in_shards = isinstance(first, DTensor)
     model = unsharded_copy(model, first.device) if in_shards else model
-    assert isinstance(tokenizer.eos_token_id, int), "load_tokenizer has checked it"
-    return TorchEngine(
-        model,
-        tokenizer.eos_token_id,
-        tokenizer.all_special_ids,
-        tokenizer=tokenizer,
-        memory_share=engine.memory_share,
-        compiling=learner.job.slow if engine.compile else None,
-        sleeps_without_weights=alternate and in_shards,
-    )
+    return own_engine(model, tokenizer, engine, learner.job, sleeps_without_weights=alternate and in_shards)
 
 
 def refresh(engine: Engine, learner: Learner, version: int) -> None:

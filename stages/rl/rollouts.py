@@ -16,7 +16,7 @@ from data.trajectories import Trajectories
 from stages.environments.base import BaseEnvironment, GraderError
 from stages.environments.processes import later, threads
 from stages.environments.rewards import VERIFIER, Episode, load_terms
-from stages.rl.config import StageConfig
+from stages.rl.config import RLConfig, StageConfig
 from stages.rollout.engine import Engine
 from stages.rollout.episodes import Played, Start, encode_first, play_episodes
 
@@ -47,6 +47,67 @@ class Rewarded(NamedTuple):
     """None when the grader or a term failed."""
 
 
+class Judge:
+    """Gives played episodes their rewards."""
+
+    def __init__(self, config: RLConfig, environment: BaseEnvironment, context: int) -> None:
+        """`context` is the engine's."""
+        self.sampling, self.environment, self.context = config.sampling, environment, context
+        self.terms = load_terms(config.rewards)
+        self.slow = any(term.is_own for term in self.terms)
+        """Whether the terms may take long."""
+
+    def name(self, number: int, played: Played) -> str:
+        """Of a sample, for messages."""
+        return f"row {played.start.task['id']}, sample {number}, seed {played.start.seed}"
+
+    def limit(self, played: Played) -> int:
+        """Tokens that the policy might have said."""
+        room = self.context - len(played.start.prompt)
+        return min(self.environment.max_turns * self.sampling.max_new_tokens, room)
+
+    def terms_of(self, played: Played) -> list[float | GraderError]:
+        """The value of each term, or how it failed. Of what a failed grader left there is nothing to compute."""
+        if played.error:
+            return [GraderError(played.error) if term.name == VERIFIER else 0.0 for term in self.terms]
+        episode = Episode(
+            task=played.start.task,
+            turns=tuple(played.said),
+            tokens=tuple(played.tokens),
+            limit=self.limit(played),
+            finished=played.finished,
+            reward=played.reward,
+            parsed=played.parsed,
+        )
+        values: list[float | GraderError] = []
+        for term in self.terms:
+            try:
+                values.append(term(episode))
+            except GraderError as error:
+                values.append(error)
+        return values
+
+    def rewarded(self, slot: int, number: int, played: Played, terms: Terms) -> Rewarded:
+        """The sample with its terms; a failure is logged and counted, NaN and infinity end the stage."""
+        name = self.name(number, played)
+        try:
+            found = terms()
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+        values: list[float] = []
+        for term, value in zip(self.terms, found, strict=True):
+            if isinstance(value, GraderError):
+                LOGGER.warning("%s: %s; the sample is left out of training", name, value)
+                values.append(math.nan)
+            else:
+                values.append(finite(value, f"{name}: the reward term {term.name}"))
+        if played.error or any(isinstance(value, GraderError) for value in found):
+            return Rewarded(slot, played, self.limit(played), values, None)
+        reward = sum(term.weight * value for term, value in zip(self.terms, values, strict=True))
+        finite(reward, f"{name}: the weighted sum of the reward terms")
+        return Rewarded(slot, played, self.limit(played), values, reward)
+
+
 class Player:
     """Plays a rank's share of a step."""
 
@@ -61,8 +122,7 @@ class Player:
         """`engine` is given new weights by whoever trains them."""
         self.seed, self.config = config.seed, config.rl
         self.engine, self.tokenizer, self.environment, self.job = engine, tokenizer, environment, job
-        self.terms = load_terms(config.rl.rewards)
-        self.slow = any(term.is_own for term in self.terms)
+        self.judge = Judge(config.rl, environment, engine.context)
 
     def play(self, step: int, tasks: Sequence[Task]) -> Trajectories:
         """All samples of `tasks`, sample after sample, task after task. Slow terms are computed beside the engine.
@@ -79,7 +139,7 @@ class Player:
         with threads() as pool:
 
             def begin(place: int, played: Played) -> None:
-                terms[place] = later(pool if self.slow else None, self._terms, played)
+                terms[place] = later(pool if self.judge.slow else None, self.judge.terms_of, played)
 
             played = play_episodes(
                 self.engine,
@@ -94,53 +154,12 @@ class Player:
                 self._rewarded(tasks[place // count].slot, place % count, episode, terms[place])
                 for place, episode in enumerate(played)
             ]
-        return tabulate(samples, len(self.terms))
-
-    def _limit(self, played: Played) -> int:
-        room = self.engine.context - len(played.start.prompt)
-        return min(self.environment.max_turns * self.config.sampling.max_new_tokens, room)
-
-    def _terms(self, played: Played) -> list[float | GraderError]:
-        """The value of each term, or how it failed. Of what a failed grader left there is nothing to compute."""
-        if played.error:
-            return [GraderError(played.error) if term.name == VERIFIER else 0.0 for term in self.terms]
-        episode = Episode(
-            task=played.start.task,
-            turns=tuple(played.said),
-            tokens=tuple(played.tokens),
-            limit=self._limit(played),
-            finished=played.finished,
-            reward=played.reward,
-            parsed=played.parsed,
-        )
-        values: list[float | GraderError] = []
-        for term in self.terms:
-            try:
-                values.append(term(episode))
-            except GraderError as error:
-                values.append(error)
-        return values
+        return tabulate(samples, len(self.judge.terms))
 
     def _rewarded(self, slot: int, number: int, played: Played, terms: Terms) -> Rewarded:
-        """The sample with its terms; a failure is logged and counted, NaN and infinity end the stage."""
-        name = f"row {played.start.task['id']}, sample {number}, seed {played.start.seed}"
+        name = self.judge.name(number, played)
         self.job.beat(f"{name}: the terms of the reward")
-        try:
-            found = terms()
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
-        values: list[float] = []
-        for term, value in zip(self.terms, found, strict=True):
-            if isinstance(value, GraderError):
-                LOGGER.warning("%s: %s; the sample is left out of training", name, value)
-                values.append(math.nan)
-            else:
-                values.append(finite(value, f"{name}: the reward term {term.name}"))
-        if played.error or any(isinstance(value, GraderError) for value in found):
-            return Rewarded(slot, played, self._limit(played), values, None)
-        reward = sum(term.weight * value for term, value in zip(self.terms, values, strict=True))
-        finite(reward, f"{name}: the weighted sum of the reward terms")
-        return Rewarded(slot, played, self._limit(played), values, reward)
+        return self.judge.rewarded(slot, number, played, terms)
 
 
 def finite(value: float, what: str) -> float:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from data.tokenizer import decode, encode_observation, encode_prompt
+from data.tokenizer import decode, encode_observation, encode_prompt, end_token
 from stages.environments.base import BaseEnvironment, GraderError, Task
 from stages.environments.processes import threads
 from stages.rollout.config import SamplingConfig
@@ -70,6 +70,11 @@ class Played:
     """Whether the last turn ended by itself and the environment was done."""
     error: str = ""
     """Of the grader, where it failed: then the reward means nothing."""
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether the last turn is to be gone on with."""
+        return bool(self.completions) and self.completions[-1].reason == "cancelled"
 
     @property
     def tokens(self) -> list[int]:
@@ -138,14 +143,16 @@ class Episodes:
         *,
         on_progress: Callable[[], None] = lambda: None,
         punctual: bool = False,
+        budget: int | None = None,
     ) -> None:
         """A slow environment grades in `pool`, and `on_progress` is called when something was generated or graded.
 
         `punctual` takes a slow environment's answers after a fixed number of the engine's steps, waiting for them if
         need be: the same episodes have the same bits then. Otherwise they are taken when they are there.
+        An episode ends interrupted after `budget` tokens that were generated here.
         """
         self.engine, self.tokenizer, self.environment, self.sampling = engine, tokenizer, environment, sampling
-        self._on_progress, self._punctual = on_progress, punctual
+        self._on_progress, self._punctual, self._budget = on_progress, punctual, budget
         self._several, slow = environment.max_turns > 1, environment.cpu_seconds is not None
         self._pool = pool if slow else None
         self._wait = 0 if not slow else STEPS_OF_GRADING if self._several else math.inf
@@ -169,10 +176,11 @@ class Episodes:
         Raises the ValueError of `Engine.add`.
         """
         flight = Flight(start, self.environment, self.tokenizer, self.engine.context)
+        flight.budget, flight.sampling = self._budget, self.sampling
         self._flights[key] = flight
         try:
             if begun:
-                flight.go_on_with(begun, self.sampling)
+                flight.go_on_with(begun)
             self._go_on(key)
         except ValueError:
             del self._flights[key]
@@ -286,9 +294,8 @@ def joined(
         watch = StopWatch(sampling.stop, tokenizer)
         watch.read(tokens)
         count, reason = watch.count, "stop" if watch.found else reason
-    logprobs, versions = (
-        np.concatenate(pair)[:count] for pair in ((first.logprobs, second.logprobs), (first.versions, second.versions))
-    )
+    logprobs = np.concatenate([first.logprobs, second.logprobs])[:count]
+    versions = np.concatenate([first.versions, second.versions])[:count]
     return Completion(tokens[:count], logprobs, versions, reason)
 
 
@@ -319,12 +326,14 @@ class Flight:
         """What the environment said between those."""
         self.beginning: Completion | None = None
         self.sampling = SamplingConfig()
+        self.budget: int | None = None
+        """Tokens that may still be generated here; None: all."""
         """Of the turn that is under way, what another player has heard."""
         self.environment.reset(task=start.task)
 
-    def go_on_with(self, begun: Begun, sampling: SamplingConfig) -> None:
+    def go_on_with(self, begun: Begun) -> None:
         """Begin with what another player has heard."""
-        self.begun, self.seen, self.sampling = deque(begun.completions), deque(begun.observations), sampling
+        self.begun, self.seen = deque(begun.completions), deque(begun.observations)
 
     def replay(self) -> Completion | None:
         """The next turn, if another player has heard all of it. ValueError when the environment says something new."""
@@ -341,8 +350,7 @@ class Flight:
         sampling = self.sampling
         tokens, watch = self.beginning.tokens, StopWatch(sampling.stop, self.tokenizer)
         watch.read(tokens)
-        ends = {self.tokenizer.eos_token_id, *sampling.stop_tokens}
-        full = len(tokens) >= min(sampling.max_new_tokens, self.context - len(self.prompt))
+        ends, full = {end_token(self.tokenizer), *sampling.stop_tokens}, len(tokens) >= self._room()
         if not (full or watch.found or (tokens and tokens[-1] in ends)):
             return None
         whole = replace(self.beginning, reason="stop" if watch.found or tokens[-1] in ends else "length")
@@ -357,20 +365,26 @@ class Flight:
 
     def request(self, session: int | None) -> Request:
         """What the engine is asked for: a turn, or the rest of one."""
-        seed = turn_seed(self.played.start.seed, self.turn)
-        if self.beginning is None:
-            return Request(self.prompt, seed, session=session)
-        tokens = self.beginning.tokens
-        # Other random numbers than those that its beginning was drawn with.
-        return Request(
-            [*self.prompt, *tokens], turn_seed(seed, len(tokens)), self.sampling.max_new_tokens - len(tokens), session
-        )
+        seed, said = turn_seed(self.played.start.seed, self.turn), self.beginning.tokens if self.beginning else []
+        limit = None if self.budget is None and not said else self._room() - len(said)
+        if limit is not None and self.budget is not None:
+            limit = max(1, min(limit, self.budget))
+        # The rest has other random numbers than those that its beginning was drawn with.
+        return Request([*self.prompt, *said], turn_seed(seed, len(said)), limit, session)
+
+    def _room(self) -> int:
+        """Tokens that the turn may have."""
+        return min(self.sampling.max_new_tokens, self.context - len(self.prompt))
 
     def hear(self, completion: Completion) -> str | None:
         """Note a turn of the policy; its text, None where it was cut."""
+        if self.budget is not None:
+            self.budget -= len(completion.tokens)
         if self.beginning is not None:
             completion = joined(self.beginning, completion, self.sampling, self.tokenizer)
             self.beginning = None
+        if self.budget is not None and completion.reason == "length" and len(completion.tokens) < self._room():
+            completion = replace(completion, reason="cancelled")
         said = decode(self.tokenizer, completion.tokens)
         self.played.completions.append(completion)
         self.played.said.append(said)

@@ -1,0 +1,74 @@
+"""The evaluator scores published versions while training goes on: greedily, on rows of the evaluation split."""
+
+import time
+from pathlib import Path
+
+import pyarrow as pa
+from transformers import PreTrainedTokenizerFast
+
+from checkpoints.manifest import Result
+from data.job import Job
+from data.shards import read_split
+from stages.environments.base import BaseEnvironment
+from stages.rl.actor.loop import IDLE_SECONDS, announced
+from stages.rl.config import StageConfig
+from stages.rl.coordinator.client import Membership, send_score
+from stages.rl.messages import Rates, Score
+from stages.rl.weights.fetch import Weights
+from stages.rollout.engine import Engine
+from stages.rollout.episodes import Start, encode_first, play_episodes
+
+SPLIT = "evaluation"
+RETRY_SECONDS = 0.5
+
+
+def evaluate(
+    config: StageConfig,
+    inputs: dict[str, Result],
+    folder: Path,
+    engine: Engine,
+    tokenizer: PreTrainedTokenizerFast,
+    environment: BaseEnvironment,
+    membership: Membership,
+    weights: Weights,
+    job: Job,
+) -> None:
+    """Score each version that is due, and the newest one where several have come in the meantime."""
+    settings = config.rl.asynchronous
+    rows = read_split(inputs["synth"].folder, SPLIT).slice(0, settings.evaluate_prompts).to_pylist()
+    last: int | None = None
+    while not (job.stop_requested or membership.leave or membership.silence > 60 * settings.patience_minutes):
+        weights.want(membership.source)
+        source = weights.hand_to(engine)
+        if source is None or (last is not None and source.version < last + max(1, settings.evaluate_every)):
+            membership.wait(IDLE_SECONDS)
+            job.beat("waiting for weights")
+            continue
+        last, began = source.version, time.monotonic()
+        starts = [Start(row, encode_first(engine, tokenizer, row["id"], row["prompt"]), seed=0) for row in rows]
+        played = play_episodes(
+            engine,
+            tokenizer,
+            environment,
+            starts,
+            config.rl.sampling,
+            greedy=True,
+            on_progress=lambda ended: job.beat(f"{ended} of {len(rows)} prompts scored"),
+        )
+        success = sum(one.reward > 0 and one.finished for one in played) / len(played)
+        seconds = time.monotonic() - began
+        tokens = sum(len(one.tokens) for one in played)
+        membership.report(Rates(seconds=seconds, busy=seconds, tokens=tokens, episodes=len(played), version=last))
+        _send(folder, Score(version=last, prompts=len(played), success=success, seconds=seconds), job)
+    membership.close("told to stop" if job.stop_requested else membership.leave)
+
+
+def _send(folder: Path, score: Score, job: Job) -> None:
+    """Tell the coordinator, which may be on its way back."""
+    while not job.stop_requested:
+        try:
+            send_score(announced(folder, "coordinator"), score)
+        except (pa.ArrowException, OSError):
+            time.sleep(RETRY_SECONDS)
+        else:
+            return

@@ -1,0 +1,110 @@
+"""A prompt that is played: its samples, those that have ended and those that have not.
+
+A group that is half played is put into the store as trajectories too. There a sample that has not ended has a limit of
+0 tokens; samples of which nothing was said are left out.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import cast
+
+import numpy as np
+
+from data.rows import Row
+from data.trajectories import Trajectories
+from stages.rl.messages import Lease
+from stages.rl.rollouts import Judge, Rewarded, Terms, request_seed, tabulate
+from stages.rollout.engine import Completion
+from stages.rollout.episodes import Begun, Played, Start
+
+
+@dataclass
+class Group:
+    """The samples of a leased prompt, by their numbers."""
+
+    lease: Lease
+    starts: list[Start]
+    playing: set[int]
+    begun: dict[int, Begun] = field(default_factory=dict[int, Begun])
+    """What another actor has heard of those that are played."""
+    kept: dict[int, Trajectories] = field(default_factory=dict[int, Trajectories])
+    """Those that another actor has ended, each a table of one."""
+    ended: dict[int, tuple[Played, Terms]] = field(default_factory=dict[int, tuple[Played, Terms]])
+    interrupted: dict[int, Played] = field(default_factory=dict[int, Played])
+
+    @staticmethod
+    def of(lease: Lease, row: Row, prompt: Sequence[int], seed: int, count: int) -> "Group":
+        """Nothing is played yet. Its seeds follow from the run's `seed` and the lease, so it can be rebuilt."""
+        seeds = [request_seed(seed, lease.position, lease.attempt, sample) for sample in range(count)]
+        return Group(lease, [Start(row, prompt, each) for each in seeds], set(range(count)))
+
+    def go_on_with(self, half: Trajectories) -> None:
+        """Take over what another actor has put; what is of another attempt, and so has other seeds, is passed over."""
+        numbers = {start.seed: number for number, start in enumerate(self.starts)}
+        for index, seed in enumerate(half.seeds.tolist()):
+            number = numbers.get(seed)
+            if number is None:
+                continue
+            if half.limits[index]:
+                self.kept[number] = half.pick(np.array([index]))
+                self.playing.discard(number)
+            else:
+                self.begun[number] = begun_of(half, index)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether each sample has ended."""
+        return not self.playing and not self.interrupted
+
+    def table(self, judge: Judge) -> Trajectories:
+        """All samples in their order. Waits for the terms of the reward. Raises their ValueError."""
+        return self._table(judge, {n: judge.rewarded(0, n, *sample) for n, sample in self.ended.items()})
+
+    def half(self, judge: Judge) -> Trajectories | None:
+        """What there is of it; None where nothing was said. Samples whose terms are still computed have not ended."""
+        rewarded: dict[int, Rewarded] = {}
+        for number, (played, terms) in self.ended.items():
+            rewarded[number] = judge.rewarded(0, number, played, terms)
+        for number, played in self.interrupted.items():
+            if played.tokens and all(played.observations):
+                rewarded[number] = Rewarded(0, played, 0, [math.nan] * len(judge.terms), None)
+        return self._table(judge, rewarded) if rewarded or self.kept else None
+
+    def _table(self, judge: Judge, rewarded: dict[int, Rewarded]) -> Trajectories:
+        parts = [
+            self.kept[number] if number in self.kept else tabulate([rewarded[number]], len(judge.terms))
+            for number in sorted({*self.kept, *rewarded})
+        ]
+        if not self.kept:
+            return tabulate([rewarded[number] for number in sorted(rewarded)], len(judge.terms))
+        return Trajectories.joined(parts)
+
+
+def begun_of(half: Trajectories, index: int) -> Begun:
+    """The turns of a sample that has not ended. Which part of it the policy said, its mask tells."""
+    part = slice(int(half.offsets[index]), int(half.offsets[index + 1]))
+    tokens, mask = half.tokens[part], half.mask[part]
+    logprobs, versions = half.logprobs[part], half.versions[part]
+    edges = [0, *(np.flatnonzero(np.diff(mask)) + 1).tolist(), len(mask)]
+    spans = [(slice(a, b), bool(mask[a])) for a, b in pairwise(edges)]
+    turns = [span for span, said in spans if said]
+    observations = [cast(list[int], tokens[span].tolist()) for span, said in spans[1:] if not said]
+    return Begun(
+        [
+            Completion(
+                tokens[span].tolist(),
+                logprobs[span].copy(),
+                versions[span].copy(),
+                "cancelled" if span == turns[-1] else "stop",
+            )
+            for span in turns
+        ],
+        observations,
+    )
+
+
+def begun_again(played: Played) -> Begun | None:
+    """What was halted, to go on with in the same process; None where nothing was said."""
+    return Begun(list(played.completions), list(played.observations)) if played.tokens else None

@@ -1,0 +1,63 @@
+"""An actor, or the evaluator: loads the model, joins the run, and works until it is sent home or told to stop."""
+
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+from checkpoints.manifest import Result
+from data.job import Job
+from data.shards import read_split
+from data.tokenizer import load_tokenizer
+from stages.environments.processes import threads
+from stages.environments.registry import make
+from stages.rl.actor.evaluator import evaluate
+from stages.rl.actor.loop import Actor, announced, prompts_at_once
+from stages.rl.config import StageConfig
+from stages.rl.coordinator.client import Membership
+from stages.rl.engine import actors_engine
+from stages.rl.messages import Join
+from stages.rl.store.client import Store
+from stages.rl.weights.fetch import Weights
+from stages.rl.weights.relay import Relay
+from stages.trainer.device import address_of
+
+
+def run(config: StageConfig, inputs: dict[str, Result], folder: Path, job: Job, role: str = "actor") -> None:
+    """Play (or, as "evaluator", score) for the rl attempt in `folder`. Returns when it is over, or `job` shall stop.
+
+    Raises ParityError when the engine does not say what the policy says, and ValueError for what does not load.
+    """
+    member = f"{job.job_id}.{job.rank}" if role == "actor" else f"{role}.{job.job_id}"
+    own, settings = folder / "actors" / member, config.rl.asynchronous
+    own.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as at_end:
+        tokenizer = load_tokenizer(inputs["sft"].folder / "model")
+        engine = at_end.enter_context(
+            closing(actors_engine(config, inputs["sft"].folder / "model", tokenizer, job, own))
+        )
+        environment = make(config.environment)
+        weights = at_end.enter_context(closing(Weights(announced(folder, "weights"), member, job.supernode)))
+        join = Join(
+            member=member,
+            role="evaluator" if role == "evaluator" else "actor",
+            node=job.node,
+            supernode=job.supernode,
+            job=job.job_id,
+            samples_at_once=prompts_at_once(config),
+        )
+        membership = Membership(announced(folder, "coordinator"), join)
+        job.pulse.has_started()
+        if role == "evaluator":
+            evaluate(config, inputs, folder, engine, tokenizer, environment, membership, weights, job)
+            return
+        train = read_split(inputs["synth"].folder, "train")
+        relay = at_end.enter_context(
+            closing(Relay(announced(folder, "weights"), own, member, address_of(job), job.supernode, tls=settings.tls))
+        )
+        pool = at_end.enter_context(threads())
+        store = Store(
+            folder / "endpoints", 60 * settings.patience_minutes, lambda: job.stop_requested or bool(membership.leave)
+        )
+        actor = Actor(
+            config, engine, tokenizer, environment, train, membership, store, weights, relay, pool, member, job
+        )
+        actor.leave(actor.run())
