@@ -12,7 +12,7 @@ from stages.rl.store.server import ShardServer
 from stages.rl.store.shelf import Shelf
 
 SWITCH_SECONDS = 2e-4
-"""A thread that comes back from the disk gets Python's lock after so long, in place of 5 ms: it needs it but briefly."""
+"""A thread that comes back from the disk gets Python's lock after so long, in place of 5 ms; it needs it briefly."""
 
 
 def main() -> None:

@@ -43,10 +43,10 @@ class ShardServer(Server):
             "inventory": Action(Nothing, lambda _: self._asked()),
         }
         super().__init__(host, actions, tls=tls)
-        self._shelf, self._journal, self._num_terms, self._current = shelf, journal, num_terms, current
+        self._shelf, self._journal, self._num_terms = shelf, journal, num_terms
         self._lock = threading.Lock()
         self._incoming = 0
-        self._writers = Writers(journal, self._settle)
+        self._writers = Writers(journal, self._settle, current)
 
     def put(self, order: bytes, batches: Batches) -> Answer:
         """The verdict of the group that comes. One that has to wait is not kept in memory, and comes again."""
@@ -111,9 +111,6 @@ class ShardServer(Server):
         return self._writers.write(Waiting(entry, group, part)) if verdict == "kept" else verdict
 
     def _settle(self, group: Group) -> Verdict:
-        if not self._current():
-            # Whoever was announced in our place may have read the journal before this group was in it.
-            raise RuntimeError("another process has taken over this shard")
         with self._lock:
             verdict = self._shelf.settle(group)
         self._tidy()

@@ -31,8 +31,9 @@ class Waiting:
 class Writers:
     """Of one shard. `settle` is called for each group as soon as it is durable."""
 
-    def __init__(self, journal: Journal, settle: Callable[[Group], Verdict]) -> None:
-        self._journal, self._settle = journal, settle
+    def __init__(self, journal: Journal, settle: Callable[[Group], Verdict], current: Callable[[], bool]) -> None:
+        """`current` says whether this process is still the shard; if not, it ends."""
+        self._journal, self._settle, self._current = journal, settle, current
         self._waiting: list[Waiting] = []
         self._changed = threading.Condition()
         for number in range(THREADS):
@@ -61,6 +62,9 @@ class Writers:
                 self._changed.wait()
             some = self._next()
         self._journal.write([one.origin for one in some], [one.part for one in some])
+        if not self._current():
+            # Whoever was announced in our place may have read the journal before these groups were in it.
+            raise RuntimeError("another process has taken over this shard")
         for one in some:
             one.verdict = self._settle(one.group)
             one.journalled.set()

@@ -96,7 +96,13 @@ def test_the_learner_notices_that_its_shard_was_started_anew(shards: Shards) -> 
     shard.put(lease(0), played(0), True, "a")
     shards.kill()
     shards.begin()
-    for call in (shard.ready, lambda: shard.take([(0, 0)]), lambda: shard.done(1, []), lambda: shard.again({0: 1})):
+    for call in (
+        shard.ready,
+        shard.inventory,
+        lambda: shard.take([(0, 0)]),
+        lambda: shard.done(1, []),
+        lambda: shard.again({0: 1}),
+    ):
         with pytest.raises(Restarted):
             call()
     second = shard.restore(0, [], {})
@@ -240,6 +246,6 @@ def test_a_group_of_another_run_is_refused_in_words(shards: Shards) -> None:
 
 def test_a_shard_ends_with_its_parent_and_starts_within_two_seconds(shards: Shards) -> None:
     began = time.monotonic()
-    shards.begin().inventory()
+    shards.begin().division()
     assert time.monotonic() - began < 10  # 0.4 s on a quiet machine
     assert "torch" not in Path(f"/proc/{shards.processes[0].pid}/maps").read_text()
