@@ -40,11 +40,11 @@ def start(tmp_path: Path) -> Generator[Start]:
     """Start a root (of a folder) or a relay (of another server's announcement), in a supernode."""
     processes: list[subprocess.Popen[bytes]] = []
 
-    def begin(source: Path, supernode: str = "home", *, name: str = "") -> Server:
+    def begin(source: Path, supernode: str = "home", *, name: str = "", tls: bool = False) -> Server:
         announced = tmp_path / f"{name or len(processes)}.json"
         root = ["--folder", source] if source.is_dir() else ["--folder", tmp_path / "disk", "--source", source]
         command = [sys.executable, "-m", "stages.rl.weights", "--announce", announced, "--host", "127.0.0.1"]
-        command += ["--parent", os.getpid(), "--supernode", supernode, *root]
+        command += ["--parent", os.getpid(), "--supernode", supernode, *root, *["--tls"] * tls]
         before = announced.stat().st_ino if announced.exists() else None
         processes.append(subprocess.Popen([str(word) for word in command]))
         until(lambda: announced.exists() and announced.stat().st_ino != before)

@@ -88,6 +88,13 @@ def test_what_the_learners_own_supernode_gets_has_crossed_nothing(
     assert traffic(root.caller).crossed == {}
 
 
+def test_root_and_relay_may_be_encrypted(start: Start, published: Publish, tmp_path: Path) -> None:
+    one, root = published(1), start(tmp_path / "published", tls=True)
+    relay = start(root.announced, "s1", tls=True)
+    assert relay.endpoint.location.startswith("grpc+tls://")
+    assert fetched(relay, one) == random.Random(1).randbytes(10_000)
+
+
 @pytest.mark.parametrize("relayed", [False, True])
 def test_a_version_that_was_replaced_is_answered_so_and_the_newer_one_is_there(
     start: Start, published: Publish, tmp_path: Path, relayed: bool
