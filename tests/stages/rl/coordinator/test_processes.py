@@ -34,19 +34,11 @@ def test_leases_flow_again_within_5_s_of_a_kill_and_nothing_is_played_twice(lear
     for _ in range(2):
         learner.coordinator.kill()
         learner.coordinator.wait()
-        killed, known = time.monotonic(), learner.learners.status()
+        killed, granted = time.monotonic(), max(learner.trained) + 24
         learner.coordinator = learner.begin_coordinator()
-        assert known is not None
-
-        def flows(old: str = known.start) -> bool:
-            status = learner.learners.status()
-            return status is not None and status.start != old and status.leased > 0 and status.actors == 4
-
-        _until(flows)
-        seconds = time.monotonic() - killed
-        for _ in range(3):
-            learner.step(8)
-        assert seconds < 5.0, seconds
+        while max(learner.trained) <= granted:  # beyond all that the one before can have given out
+            learner.step(4)
+        assert time.monotonic() - killed < 5.0
     for actor in actors:
         actor.close()
     assert len(set(learner.trained)) == len(learner.trained)
@@ -63,8 +55,7 @@ def test_an_actor_that_stalls_holds_up_no_batch_and_one_that_is_gone_none_longer
     assert max(waits) < 3.0 + 2.0, waits  # its lease, and a sweep
     assert 0 not in learner.trained
     stalled.close("told to")
-    learner.step(8)
-    assert {0, 1} <= set(learner.trained)
+    _until(lambda: learner.step(4) >= 0 and {0, 1} <= set(learner.trained))
     quick.close()
 
 
