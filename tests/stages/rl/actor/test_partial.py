@@ -1,11 +1,13 @@
 """Episodes that are halted, laid down as trajectories, and gone on with by another player."""
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import cast
 
 import numpy as np
 import torch
 
 from data.packing import pack_masked
+from data.rows import Row
 from stages.environments.processes import threads
 from stages.rl.actor.group import Group
 from stages.rl.config import RLConfig
@@ -22,7 +24,7 @@ LEASE = Lease(id="a", position=3, attempt=0)
 
 def group() -> Group:
     first = start(3)
-    return Group.of(LEASE, dict(first.task), first.prompt, 7, 8)
+    return Group.of(LEASE, cast(Row, first.task), first.prompt, 7, 8)
 
 
 def begin(player: Episodes, one: Group) -> None:
