@@ -67,7 +67,7 @@ def actors_table(attempt: Path) -> Table | None:
     ended = is_finished(attempt)
     rows = [_row(member, why, ended) for member in known]
     names = {member["name"] for member in known}
-    rows += _others(attempt, names)
+    rows += _others(attempt, {member["job"] for member in known})
     rows += [(member, *[""] * 8, f"failed: {said}") for member, said in why.items() if member not in names]
     if not rows:
         return None
@@ -113,10 +113,9 @@ def _row(member: dict[str, Any], why: dict[str, str], ended: bool) -> tuple[str,
     )
 
 
-def _others(attempt: Path, names: set[str]) -> list[tuple[str, ...]]:
+def _others(attempt: Path, joined: set[str]) -> list[tuple[str, ...]]:
     """Tasks that have not joined yet: they wait for a node, or start."""
     found: list[tuple[str, ...]] = []
-    joined = {name.rpartition(".")[0] for name in names}
     for array in read_arrays(attempt) if not is_finished(attempt) else []:
         try:
             tasks = living(attempt, array)
