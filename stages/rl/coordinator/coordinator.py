@@ -41,7 +41,7 @@ class Coordinator:
         self._before = {state.name: state for state in before.members}
         self._unheard = now + config.lease_seconds
         self._routes = Routes(home)
-        self._start = start
+        self._start, self._began = start, now
         self._source: Source | None = None
         self._scores = deque(before.scores, maxlen=SCORES)
         self._quotas: dict[str, int] = {}
@@ -164,7 +164,9 @@ class Coordinator:
         return min(RENEW_SECONDS, max(HUNGRY_SECONDS, len(self.members.living) / CALLS_A_SECOND))
 
     def _troubles(self) -> dict[str, str]:
-        gone = {state.name: state.trouble for state in self.members.gone if state.trouble}
+        # What ailed members of an earlier coordinator is told no more: it would end each restart of the run.
+        late = [state for state in self.members.gone if state.gone is not None and state.gone >= self._began]
+        gone = {state.name: state.trouble for state in late if state.trouble}
         return gone | {name: member.trouble for name, member in self.members.living.items() if member.trouble}
 
 
