@@ -1,8 +1,9 @@
 """Peak memory of a step of colocated mode against synchronous mode, on a CPU: the same stage, in a process for each.
 
 The model has 9M parameters and a critic (PPO learns also where no sample is right), so that weights, gradients and
-optimizer can be told from the rest. The highest peak of a phase is printed for rollout and update: in a rollout the optimizer's state is away, in an update the engine's cache is.
-The figure is the peak of the rollout in colocated mode, less what a process has before it loads a model.
+optimizer can be told from the rest. The highest peak is printed for rollout and update: in a rollout the optimizer's
+state is away, in an update the engine's cache is. The figure is the peak of the rollout in colocated mode, less what a
+process has before it loads a model.
 """
 
 import json
