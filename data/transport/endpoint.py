@@ -1,6 +1,5 @@
 """Where a server listens, and what whoever calls it has to carry: a file that only its owner can read."""
 
-import hmac
 import itertools
 import json
 import os
@@ -93,16 +92,3 @@ class Endpoint:
         if self.certificate:
             options |= {"tls_root_certs": self.certificate.encode(), "override_hostname": NAME}
         return flight.FlightClient(self.location, **options)
-
-
-class TokenCheck(flight.ServerMiddlewareFactory):
-    """Refuses every call that does not carry the token. Goes once all servers are `data.transport.server.Server`s."""
-
-    def __init__(self, token: str) -> None:
-        super().__init__()
-        self._token = token.encode()
-
-    def start_call(self, info: Any, headers: dict[str, list[str]]) -> None:
-        """Raises FlightUnauthenticatedError."""
-        if not hmac.compare_digest(str(headers.get(HEADER, [""])[0]).encode(), self._token):
-            raise flight.FlightUnauthenticatedError("the call does not carry this server's token")

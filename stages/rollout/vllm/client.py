@@ -1,6 +1,5 @@
 """An engine that is a server in another process, which others use too."""
 
-import json
 import time
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
@@ -11,6 +10,7 @@ import pyarrow as pa
 from pyarrow import flight
 from torch import Tensor
 
+from data.transport.client import Caller, Unreachable, errors
 from data.transport.endpoint import Endpoint
 from stages.rollout.config import SamplingConfig
 from stages.rollout.engine import Completion, Request, room
@@ -19,6 +19,8 @@ from stages.rollout.vllm.engine import NO_WEIGHTS
 from stages.rollout.vllm.launch import Process, last_lines
 
 LOOK_SECONDS = 0.05
+LONGEST_SECONDS = 24 * 3600.0
+"""Of one call. A server that ends is noticed at once, since it is on this machine."""
 
 
 class ServerEngine:
@@ -35,10 +37,11 @@ class ServerEngine:
 
         A client that has not waits for new weights for so many seconds.
         """
-        endpoint = Endpoint.read(announced)
         self.version, self.context, self.progress = NO_WEIGHTS, context, 0
-        self._log, self._process, self._options, self._seconds = log, process, endpoint.options, seconds
-        self._client = flight.FlightClient(endpoint.location)
+        self._log, self._process, self._seconds = log, process, seconds
+        self._endpoint = Endpoint.read(announced)
+        # An update of large weights, and sleep, which waits for others, may take their time.
+        self._caller, self._client = Caller(self._endpoint, LONGEST_SECONDS), self._endpoint.connect()
         self._new: dict[int, Request] = {}
         self._cancel: list[int] = []
         self._sent: set[int] = set()
@@ -84,11 +87,9 @@ class ServerEngine:
         assert weights is not None, "the server has weights of its own"
         if self._process:
             with self._errors():
-                descriptor = flight.FlightDescriptor.for_command(json.dumps({"version": version}).encode())
-                writer, _ = self._client.do_put(descriptor, wire.WEIGHTS, self._options)
-                with writer:
-                    for batch in wire.weights_batches(weights):
-                        writer.write_batch(batch)
+                self._caller.put(
+                    wire.Version(version=version), wire.WEIGHTS, lambda: wire.weights_batches(weights), wire.Version
+                )
         else:
             for _ in weights:
                 pass  # ranks gather them together
@@ -122,21 +123,22 @@ class ServerEngine:
             self._process.stop()
 
     def _connect(self) -> tuple[Any, Any]:
-        writer, reader = self._client.do_exchange(flight.FlightDescriptor.for_command(b"play"), self._options)
+        descriptor = flight.FlightDescriptor.for_command(b"play")
+        writer, reader = self._client.do_exchange(descriptor, self._endpoint.options)
         writer.begin(wire.REQUESTS)
         return writer, reader
 
     def _act(self, name: str) -> int:
         with self._errors():
-            (result,) = self._client.do_action(flight.Action(name, b""), self._options)
-            return json.loads(result.body.to_pybytes())["version"]
+            return self._caller.call(name, None, wire.Version).version
 
     @contextmanager
     def _errors(self) -> Generator[None]:
         """What the server says is wrong is a ValueError; that it is gone a RuntimeError with its last words."""
         try:
-            yield
+            with errors():
+                yield
         except pa.ArrowInvalid as error:
-            raise ValueError(str(error).split(". gRPC client debug context")[0]) from None
-        except (flight.FlightUnavailableError, flight.FlightInternalError, flight.FlightServerError) as error:
+            raise ValueError(str(error)) from None
+        except (flight.FlightError, Unreachable) as error:
             raise RuntimeError(f"the vLLM server has ended or failed: {error}\n{last_lines(self._log)}") from error

@@ -5,32 +5,28 @@ every request at rest, and the request goes on with the new weights. Ends when t
 """
 
 import argparse
-import json
 import os
 import queue
-import secrets
-import threading
 import time
 import traceback
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from pyarrow import flight
+from pydantic import BaseModel, ConfigDict
 from transformers import AutoConfig
 
 from data.tokenizer import load_tokenizer
-from data.transport.endpoint import Endpoint, TokenCheck
+from data.transport.server import Action, Batches, Server, ends_with, refusals
 from stages.rollout.engine import Completion, Request
 from stages.rollout.vllm import wire
 from stages.rollout.vllm.engine import Sampling, VllmEngine
 
 LOOK_SECONDS = 0.1
 """How long a client waits for a completion before it is told that there is none yet."""
-PARENT_SECONDS = 0.5
 
 
 @dataclass
@@ -92,46 +88,59 @@ class Desk:
             ended.put((key, completion))
 
 
-class Server(flight.FlightServerBase):
-    """What clients can ask. Flight calls each method in a thread of its own."""
+class Nothing(BaseModel):
+    """What an action takes that needs nothing."""
 
-    def __init__(self, location: str, desk: Desk, token: str) -> None:
-        super().__init__(location, middleware={"token": TokenCheck(token)})
+    model_config = ConfigDict(extra="forbid")
+
+
+class EngineServer(Server):
+    """What clients can ask: `version`, `wake`, `sleep` (once nothing is in flight), new weights, and to play."""
+
+    def __init__(self, host: str, desk: Desk) -> None:
+        actions = {"version": self._version, "wake": self._wake, "sleep": self._sleep}
+        super().__init__(host, {name: Action(Nothing, answer) for name, answer in actions.items()})
         self._desk = desk
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """New requests and cancellations come in, what has ended goes out, in turns, as long as the client lives."""
-        writer.begin(wire.COMPLETIONS)
-        client = Client()
-        try:
-            for chunk in reader:
-                order = wire.Order.from_json(chunk.app_metadata.to_pybytes())
-                requests = wire.read_requests(chunk.data)
-                progress = self._desk.ask(lambda engine, o=order, r=requests: self._desk.take(engine, client, o, r))
-                completions = list(_drain(client.ended)) if client.numbers else []
-                for key, _ in completions:
-                    del client.numbers[key]
-                writer.write_with_metadata(wire.completions_batch(completions), str(progress).encode())
-        finally:
-            left = list(client.numbers.values())
-            self._desk.ask(lambda engine: engine.cancel(left))
+        with refusals():
+            writer.begin(wire.COMPLETIONS)
+            client = Client()
+            try:
+                for chunk in reader:
+                    self._turn(client, chunk, writer)
+            finally:
+                left = list(client.numbers.values())
+                self._desk.ask(lambda engine: engine.cancel(left))
 
-    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        """New weights; the version is in the descriptor."""
-        version = int(json.loads(descriptor.command)["version"])
-        weights = wire.read_weights(chunk.data for chunk in reader)
-        self._desk.ask(lambda engine: engine.update(weights, version))
+    def put(self, order: bytes, batches: Batches) -> wire.Version:
+        """New weights."""
+        version = self.message(wire.Version, order)
+        weights = wire.read_weights(batches)
+        self._desk.ask(lambda engine: engine.update(weights, version.version))
+        return version
 
-    def do_action(self, context: Any, action: flight.Action) -> Iterator[bytes]:
-        """`version`, `wake`, `sleep` (once nothing is in flight)."""
-        if action.type == "sleep":
-            while not self._desk.ask(_sleep_when_idle):
-                time.sleep(LOOK_SECONDS)
-        elif action.type == "wake":
-            self._desk.ask(lambda engine: engine.wake())
-        elif action.type != "version":
-            raise ValueError(f"there is no action {action.type!r}; there are sleep, version and wake")
-        yield json.dumps({"version": self._desk.ask(lambda engine: engine.version)}).encode()
+    def _turn(self, client: Client, chunk: Any, writer: Any) -> None:
+        order = wire.Order.from_json(chunk.app_metadata.to_pybytes())
+        requests = wire.read_requests(chunk.data)
+        progress = self._desk.ask(lambda engine: self._desk.take(engine, client, order, requests))
+        completions = list(_drain(client.ended)) if client.numbers else []
+        for key, _ in completions:
+            del client.numbers[key]
+        writer.write_with_metadata(wire.completions_batch(completions), str(progress).encode())
+
+    def _version(self, _: Nothing) -> wire.Version:
+        return wire.Version(version=self._desk.ask(lambda engine: engine.version))
+
+    def _wake(self, nothing: Nothing) -> wire.Version:
+        self._desk.ask(lambda engine: engine.wake())
+        return self._version(nothing)
+
+    def _sleep(self, nothing: Nothing) -> wire.Version:
+        while not self._desk.ask(_sleep_when_idle):
+            time.sleep(LOOK_SECONDS)
+        return self._version(nothing)
 
 
 def _sleep_when_idle(engine: VllmEngine) -> bool:
@@ -151,12 +160,6 @@ def _drain(ended: queue.SimpleQueue[tuple[int, Completion]]) -> Generator[tuple[
         return
 
 
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(PARENT_SECONDS)
-    os._exit(1)
-
-
 def main() -> None:
     """Start the engine, listen, announce, serve."""
     parser = argparse.ArgumentParser()
@@ -167,12 +170,11 @@ def main() -> None:
     parser.add_argument("--memory-share", type=float, required=True)
     parser.add_argument("--parent", type=int, required=True, help="process with which the server ends")
     given = parser.parse_args()
-    threading.Thread(target=_end_with, args=(given.parent,), daemon=True).start()
+    ends_with(given.parent)
     config, tokenizer = AutoConfig.from_pretrained(given.model, local_files_only=True), load_tokenizer(given.model)
     desk = Desk(VllmEngine(config, tokenizer, slots=given.slots, memory_share=given.memory_share))
-    token = secrets.token_hex(32)
-    server = Server(f"grpc://{given.host}:0", desk, token)
-    Endpoint(given.host, server.port, token).announce(given.announce)
+    server = EngineServer(given.host, desk)
+    server.endpoint.announce(given.announce)
     try:
         desk.serve()
     finally:

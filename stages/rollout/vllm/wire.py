@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import torch
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from stages.rollout.config import SamplingConfig
@@ -41,6 +42,13 @@ WEIGHTS = pa.schema(
 )
 PIECE = 2**26
 """Bytes of a tensor in one message; an Arrow binary holds less than 2 GiB."""
+
+
+class Version(BaseModel):
+    """Of the engine's weights."""
+
+    model_config = ConfigDict(extra="forbid")
+    version: int
 
 
 class Order(NamedTuple):

@@ -153,13 +153,13 @@ def test_a_call_without_the_token_is_refused(owner: ServerEngine, folder: Path) 
         options = replace(endpoint, token=token).options
         descriptor = flight.FlightDescriptor.for_command(b'{"version": 9}')
         with pytest.raises(flight.FlightUnauthenticatedError):
-            list(client.do_action(flight.Action("version", b""), options))
+            list(client.do_action(flight.Action("version", b"{}"), options))
         with pytest.raises(flight.FlightUnauthenticatedError):
             client.do_put(descriptor, wire.WEIGHTS, options)[0].close()
         with pytest.raises(flight.FlightUnauthenticatedError):
             client.do_exchange(descriptor, options)[1].read_chunk()
     with pytest.raises(flight.FlightUnauthenticatedError):
-        list(client.do_action(flight.Action("version", b"")))
+        list(client.do_action(flight.Action("version", b"{}")))
 
 
 def test_only_the_owner_can_read_the_endpoint_and_only_this_machine_reach_it(owner: ServerEngine, folder: Path) -> None:
