@@ -1,8 +1,11 @@
 """What serves the actors of an asynchronous run, beside the learners: shards, coordinator and weights server."""
 
+import secrets
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
+
+import torch.distributed as dist
 
 from data.job import Job
 from stages.rl.children import Children, endpoint
@@ -20,6 +23,8 @@ from stages.trainer.device import address_of
 
 QUIET_SECONDS = 10.0
 """That learners wait before they say so."""
+CANDIDATES = 3
+"""Of Raft: one may be lost."""
 PROBED = 16
 """Versions between two that carry a probe; the first one of a start does."""
 
@@ -41,8 +46,10 @@ class Services:
         self.children = at_end.enter_context(Children(job, folder))
         self._begin_shard(folder, parts.journal)
         self.learners: Learners | None = None
+        self._begin_coordinator(folder)
         if job.is_first:
-            self._begin_first(folder)
+            self._begin_weights(folder)
+            self.learners = Learners(endpoint(folder, "coordinator"))
         self.keeper = at_end.enter_context(closing(Keeper(endpoint(folder, f"shard-{job.rank:04d}"))))
         self.published = 0
         self.source: Source | None = None
@@ -110,27 +117,43 @@ class Services:
             ],
         )
 
-    def _begin_first(self, folder: Path) -> None:
-        host, supernode = address_of(self.job), self.job.supernode
+    def _begin_weights(self, folder: Path) -> None:
         self.children.begin(
             "weights",
             "stages.rl.weights",
             [
-                *("--announce", str(endpoint(folder, "weights")), "--host", host),
-                *("--supernode", supernode, "--folder", str(self.publisher.folder)),
+                *("--announce", str(endpoint(folder, "weights")), "--host", address_of(self.job)),
+                *("--supernode", self.job.supernode, "--folder", str(self.publisher.folder)),
                 *(["--tls"] if self.config.rl.asynchronous.tls else []),
             ],
         )
+
+    def _begin_coordinator(self, folder: Path) -> None:
+        """One candidate on each of the learners' first nodes; they elect one. All ranks call it together."""
+        nodes, learners = _everyones([self.job.node, secrets.token_hex(8)])
+        candidates = list(dict.fromkeys(nodes))[:CANDIDATES]
+        firsts = [nodes.index(node) for node in candidates]
+        if self.job.is_first:
+            endpoint(folder, "coordinator").unlink(missing_ok=True)
+        if self.job.rank not in firsts:
+            return
         self.children.begin(
-            "coordinator",
+            f"candidate-{firsts.index(self.job.rank)}",
             "stages.rl.coordinator",
             [
-                *("--attempt", str(folder), "--host", host, "--supernode", supernode),
+                *("--attempt", str(folder), "--host", address_of(self.job), "--supernode", self.job.supernode),
                 *("--shards", str(self.job.world_size)),
-                *("--config", self.config.rl.asynchronous.model_dump_json()),
+                *("--candidate", str(firsts.index(self.job.rank)), "--candidates", str(len(firsts))),
+                *("--learners", learners[0], "--config", self.config.rl.asynchronous.model_dump_json()),
             ],
         )
-        self.learners = Learners(endpoint(folder, "coordinator"))
+
+
+def _everyones(mine: list[str]) -> list[list[str]]:
+    """For each of the strings of a rank, those of all ranks. All ranks call it together."""
+    found: list[list[str]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(found, mine)
+    return [list(column) for column in zip(*found, strict=True)]
 
 
 class Patience:
