@@ -1,0 +1,88 @@
+"""Samples a second of asynchronous mode with one actor and one learner, against synchronous mode.
+
+The rl stage itself in processes of its own on one thread each, with its journal, store, weights and log: the demo's
+model, 32 prompts x 8 samples a step. Timed from the end of a step to the end of a later one, in turn; checkpoints are
+in neither. The share of the time in which the learner waits or communicates is printed.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.commands import ROOT, figure
+from benchmarks.rl_step import PROMPTS, SAMPLES, Warm, demo, open_attempt, stage_config
+from checkpoints.manifest import NAME
+from data.metrics import read_metrics
+from stages.rl.config import StageConfig
+
+MODES = ("synchronous", "asynchronous")
+ROUNDS, STEPS, WARM_UP = 3, 40, 10
+PROGRAM = """
+import sys, time
+from pathlib import Path
+from checkpoints.manifest import NAME, Result
+from data.job import Job
+from stages.rl.config import StageConfig
+
+which, config, data, tuned, folder = sys.argv[1:]
+if which == "actor":
+    from stages.rl.actor.run import run
+else:
+    from stages.rl.run import run
+    from stages.rl.log import StepLog
+    original = StepLog.step
+    def step(log, number, values):
+        original(log, number, {**values, "ended": time.time()})
+    StepLog.step = step
+inputs = {"synth": Result(Path(data)), "sft": Result(Path(tuned))}
+run(StageConfig.model_validate_json(config), inputs, Path(folder), Job(job_id=which, cpus=1))
+"""
+
+
+def measure() -> dict[str, str | float]:
+    """The best of some rounds of each."""
+    warm = demo()
+    found = {mode: [_samples_per_second(warm, mode, seed) for seed in range(ROUNDS)] for mode in MODES}
+    print(found)
+    return figure("async_over_sync", max(found["asynchronous"]), max(found["synchronous"]), "samples/s")
+
+
+def _samples_per_second(warm: Warm, mode: str, seed: int) -> float:
+    config = _config(mode, seed)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        open_attempt(folder)
+        actors = [_process("actor", config, warm, folder)] if mode == "asynchronous" else []
+        learner = _process("learner", config, warm, folder)
+        try:
+            if learner.wait():
+                raise RuntimeError(f"the learner in {mode} mode has ended with {learner.returncode}")
+        finally:
+            for actor in actors:
+                actor.kill()
+                actor.wait()
+        rows: Sequence[dict[str, Any]] = read_metrics(folder).to_pylist()[WARM_UP - 1 :]
+    if mode == "asynchronous":
+        names = ("waiting_share", "seconds_waiting", "seconds_communication", "staleness", "groups_stale")
+        print({name: round(sum(row[name] for row in rows) / len(rows), 4) for name in names})
+    return PROMPTS * SAMPLES * (len(rows) - 1) / (rows[-1]["ended"] - rows[0]["ended"])
+
+
+def _config(mode: str, seed: int) -> StageConfig:
+    config = stage_config(STEPS, seed + 1).model_dump()
+    config["rl"] |= {"mode": mode, "checkpoint": {"every_steps": STEPS}}
+    return StageConfig.model_validate(config)
+
+
+def _process(which: str, config: StageConfig, warm: Warm, folder: Path) -> subprocess.Popen[bytes]:
+    paths = [str(result.folder / NAME) for result in (warm.data, warm.tuned)]
+    command = [sys.executable, "-c", PROGRAM, which, config.model_dump_json(), *paths, str(folder)]
+    return subprocess.Popen(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)
+
+
+if __name__ == "__main__":
+    print(measure())
