@@ -79,7 +79,7 @@ class Actor:
         while not (why := self._reason_to_go()):
             self._obey()
             self._take_weights()
-            if self.has_weights:
+            if self.has_weights and not self._is_behind():
                 self._begin_groups()
             if self.episodes:
                 self._play()
@@ -126,6 +126,14 @@ class Actor:
         self.job.beat(f"version {source.version}")
         if source.probe and not self.is_checked:
             self._check(source)
+
+    def _is_behind(self) -> bool:
+        """Whether newer weights are on their way.
+
+        The window opens with each version, so what is begun with the last one would be a version too old at its turn.
+        """
+        source = self.membership.source
+        return source is not None and source.version > self.engine.version
 
     def _check(self, source: Source) -> None:
         """Compare the engine with the policy; what is in flight stops for it, and then goes on."""

@@ -64,6 +64,8 @@ class Journal:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._numbers, self._lock = count(), threading.Lock()
         self._where: dict[Group, tuple[Segment, int]] = {}
+        self._memory: dict[Group, Trajectories] = {}
+        """Of what this process has written and nobody has ended yet: no more than the shelf lets in."""
 
     def remove_torn(self) -> None:
         """Delete what earlier processes of this shard, which are gone, have left half written."""
@@ -81,26 +83,28 @@ class Journal:
         with self._lock:  # so `load` finds it either on disk or not at all
             aside.replace(path)
             self._where |= {group: (segment, place) for place, group in enumerate(groups)}
+            self._memory |= zip(groups, parts, strict=True)
         sync(self.folder)
         return groups
 
     def load(self, cursor: int) -> list[Group]:
         """All groups of this shard that may not be done with, from what lies on disk; what was known is forgotten."""
         with self._lock:
-            self._where = {}
+            self._where, self._memory = {}, {}
             for path in self.files():
                 if Name.of(path).may_have(cursor, self.shard, self.shards):
                     self._load(path)
             return list(self._where)
 
     def read(self, groups: Sequence[Group]) -> list[Trajectories]:
-        """These groups, in this order."""
+        """These groups, in this order. Those of an earlier process are read from the disk."""
         with self._lock:
             found = [self._where[group] for group in groups]
+            parts = {number: self._memory[group] for number, group in enumerate(groups) if group in self._memory}
         inside: dict[Path, list[int]] = {}
         for number, (segment, _) in enumerate(found):
-            inside.setdefault(segment.path, []).append(number)
-        parts: dict[int, Trajectories] = {}
+            if number not in parts:
+                inside.setdefault(segment.path, []).append(number)
         for path, numbers in inside.items():
             parts |= zip(numbers, read_groups(path, [found[number][1] for number in numbers]), strict=True)
         return [parts[number] for number in range(len(groups))]
@@ -121,6 +125,7 @@ class Journal:
         for group in groups:
             with self._lock:
                 segment, _ = self._where.pop(group)
+                self._memory.pop(group, None)
                 segment.open -= 1
                 segment.needed |= needed
                 empty = not segment.open and not segment.needed
