@@ -89,7 +89,7 @@ def actors_place(cpus: int | None, env: Mapping[str, str] = os.environ) -> Place
 
 
 def member_of(place: Place) -> str:
-    """An actor's name: the same at every start of its job."""
+    """The name of an actor's folder: the same at every start of its job. As a member it has `+N` behind it after N."""
     return f"{place.job_id}.{place.rank}"
 
 

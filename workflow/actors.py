@@ -13,7 +13,7 @@ from rich.text import Text
 from slurm.actors.arrays import read_arrays
 from slurm.actors.ask import add
 from slurm.actors.crew import failures
-from slurm.actors.tasks import living
+from slurm.actors.tasks import TABLE, living
 from slurm.query.queue import NoAnswer
 from slurm.record import Record, is_finished
 from slurm.wait import state
@@ -23,8 +23,6 @@ from workflow.jobs import find_run, record_of
 from workflow.paths import RunPaths
 from workflow.request import make_request
 
-TABLE = "actors.json"
-"""Of the coordinator, in the attempt's folder (stages/rl/coordinator/table.py)."""
 COLUMNS = ("actor", "role", "node", "supernode", "tokens/s", "episodes/s", "busy", "version", "plays", "state")
 NUMBERS = COLUMNS[4:9]
 SHOWN_GONE = 16
@@ -65,10 +63,10 @@ def actors_table(attempt: Path) -> Table | None:
     known = _members(attempt)
     why = failures(attempt)
     ended = is_finished(attempt)
-    rows = [_row(member, why, ended) for member in known]
-    names = {member["name"] for member in known}
-    rows += _others(attempt, {member["job"] for member in known})
-    rows += [(member, *[""] * 8, f"failed: {said}") for member, said in why.items() if member not in names]
+    last = {_name(member): member for member in sorted(known, key=lambda member: member["since"])}
+    rows = [_row(member, why.get(_name(member), "") if member in last.values() else "", ended) for member in known]
+    rows += _others(attempt, {member["job"] for member in known if member["gone"] is None})
+    rows += [(member, *[""] * 8, f"failed: {said}") for member, said in why.items() if member not in last]
     if not rows:
         return None
     table = Table(title="actors", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
@@ -86,18 +84,28 @@ def _members(attempt: Path) -> list[dict[str, Any]]:
     found = json.loads(path.read_text())
     there = {member["name"] for member in found["members"]}
     gone = [member for member in found["gone"] if member["name"] not in there]
-    return [*found["members"], *gone[-SHOWN_GONE:]]
+    return [*sorted(found["members"], key=lambda member: (member["role"], member["since"])), *gone[-SHOWN_GONE:]]
 
 
-def _row(member: dict[str, Any], why: dict[str, str], ended: bool) -> tuple[str, ...]:
-    said = why.get(member["name"].partition("+")[0], "")
+def _name(member: dict[str, Any]) -> str:
+    """Of its folder: the same at every start of its task."""
+    return member["name"].partition("+")[0]
+
+
+def _does(member: dict[str, Any]) -> str:
+    return "plays" if member["role"] == "actor" else "scores"
+
+
+def _row(member: dict[str, Any], said: str, ended: bool) -> tuple[str, ...]:
+    """`said` is why it failed, if it did and said so."""
     if member["gone"] is not None:
         at = time.strftime("%H:%M:%S", time.localtime(member["gone"]))
         words = f"gone since {at}: {said or member['why']}"
     elif ended:
         words = "ended with the run"
     else:
-        words = f"in trouble: {member['trouble']}" if member["trouble"] else "plays"
+        words = _does(member) if member["version"] >= 0 else "waits for weights"
+        words = f"in trouble: {member['trouble']}" if member["trouble"] else words
         words += ", hands weights on" if member["relay"] else ""
     return (
         member["name"],
@@ -107,8 +115,8 @@ def _row(member: dict[str, Any], why: dict[str, str], ended: bool) -> tuple[str,
         f"{member['tokens_per_second']:.0f}",
         f"{member['episodes_per_second']:.2f}",
         f"{100 * member['utilisation']:.0f} %",
-        str(member["version"]),
-        f"{member['in_flight']}/{member['slots']}",
+        str(member["version"]) if member["version"] >= 0 else "",
+        "" if ended or member["gone"] is not None else f"{member['in_flight']}/{member['slots']}",
         words,
     )
 

@@ -14,7 +14,7 @@ import psutil
 
 from slurm.actors import processes
 from slurm.actors.arrays import Array, arrays_lock, folder_of, logs_of, name_of, note, read_arrays
-from slurm.actors.tasks import living
+from slurm.actors.tasks import by_hand, living
 from slurm.ask.share import has_actors, has_evaluator, local_cpus
 from slurm.attempt import Request
 from slurm.query import queue
@@ -59,8 +59,9 @@ def add(request: Request, attempt: Path, record: Record, count: int) -> Array:
 
 
 def end(attempt: Path, hurry: Callable[[], bool] = lambda: False, wait: bool = True) -> list[str]:
-    """End all actors of an attempt that Qianka has asked for, and those of this machine; return the ids of the arrays.
+    """End all actors of an attempt, and return the ids of their arrays and processes.
 
+    That is what Qianka has asked for, what plays on this machine, and arrays of which a task has joined by hand.
     Local ones are waited for, unless the caller does not `wait`. Raises NoAnswer when Slurm could not be asked.
     """
     if not folder_of(attempt).exists():
@@ -75,6 +76,9 @@ def end(attempt: Path, hurry: Callable[[], bool] = lambda: False, wait: bool = T
                 queue.scancel(array.job_id)
                 ended.append(array.job_id)
             note(attempt, array.model_copy(update={"over": True}))
+    for array_id in by_hand(attempt):
+        queue.scancel(array_id)
+        ended.append(array_id)
     found = processes.processes(attempt)
     if wait:
         local.end(found, hurry)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from slurm.actors.arrays import folder_of, read_arrays
 from slurm.actors.ask import start_once, withdrawn
-from slurm.actors.tasks import living
+from slurm.actors.tasks import by_hand, living
 from slurm.ask.share import has_actors
 from slurm.attempt import Request
 from slurm.query.queue import NoAnswer, QueueFull, SubmitError
 from slurm.record import Record
-from slurm.verdict import read_verdict
+from slurm.verdict import Verdict, read_verdict
 from slurm.wait.background import in_background
 from slurm.wait.state import Kind, State
 
@@ -30,22 +30,23 @@ class Crew:
     ) -> None:
         self.request, self.attempt, self.record, self.say, self.interrupts = request, attempt, record, say, interrupts
         self.wanted = has_actors(request)
+        shape = request.slurm.actors
+        self.per_task = shape.nodes * shape.tasks_per_node if record.executor == "slurm" else 1
         self.start = ""
         """The start of the job for which the actors were asked for."""
         self.next_try = self.next_look = 0.0
         self.said, self.none_left = "", False
-        self.question: Future[str] | None = None
+        self.question: Future[tuple[str, bool]] | None = None
 
-    def look(self, found: State) -> None:
-        """Act on a state of the rl job that may still succeed."""
+    def look(self, found: State) -> str:
+        """Act on a state of the rl job that may still succeed; why it cannot, since its actors do not."""
         if not self.wanted or found.kind is not Kind.ACTIVE or self.interrupts:
-            return
+            return ""
         restarts = found.said.restarts if found.said else None
         start = f"{self.record.job_id}+{restarts or 0}"
         if start != self.start and time.monotonic() >= self.next_try:
             self._ask_for_them(start)
-        if found.is_running:
-            self._count()
+        return self._count() if found.is_running else ""
 
     def end(self) -> None:
         """The job is over: no actor stays behind."""
@@ -69,19 +70,26 @@ class Crew:
             job = f"Slurm job {array.job_id}" if array.executor == "slurm" else "processes of this machine"
             self.say(f"actors: {array.actors}{evaluator}, {job}")
 
-    def _count(self) -> None:
-        """Say why when no actor is left, once, in answer to a question that is asked now and then."""
+    def _count(self) -> str:
+        """Say why when no actor is left, once, in answer to a question that is asked now and then.
+
+        Returns the same when none can be expected any more.
+        """
         if self.question is None:
             if time.monotonic() >= self.next_look:
                 self.next_look = time.monotonic() + LOOK_SECONDS
-                self.question = in_background(lambda: none_left(self.attempt))
+                self.question = in_background(lambda: none_left(self.attempt, self.per_task))
         elif self.question.done():
-            error, said = self.question.exception(), ""
-            said = self.question.result() if error is None else ""
-            self.question = None
+            error, answer, self.question = self.question.exception(), self.question, None
+            if error is not None:
+                return ""
+            said, all_failed = answer.result()
+            if all_failed:
+                return said
             if said and not self.none_left:
                 self.say(said)
-            self.none_left = bool(said) if error is None else self.none_left
+            self.none_left = bool(said)
+        return ""
 
     def _say_once(self, text: str) -> None:
         if text != self.said:
@@ -89,24 +97,32 @@ class Crew:
             self.say(text)
 
 
-def none_left(attempt: Path) -> str:
+def none_left(attempt: Path, per_task: int = 1) -> tuple[str, bool]:
     """What a person is told when all actors of an attempt are gone; nothing while one waits or runs.
 
+    And whether all that were asked for at this start of the rl job have failed of an error of their own, as more of
+    them would: not those that were killed, preempted, or lost with their node. There are `per_task` in each task.
     Raises NoAnswer when Slurm could not be asked.
     """
     arrays = read_arrays(attempt)
-    if not arrays or any(living(attempt, array) for array in arrays):
-        return ""
+    if not arrays or any(living(attempt, array) for array in arrays) or by_hand(attempt):
+        return "", False
+    first = max((array for array in arrays if array.start), key=lambda array: array.number, default=arrays[0])
+    asked = per_task * sum(array.tasks for array in arrays if array.number >= first.number)
+    failed = [said for said in _verdicts(attempt).values() if said.why != "node" and said.time >= first.submitted]
+    all_failed = len(failed) >= asked
+    why = [f"{member}: {message}" for member, message in failures(attempt).items()]
+    if all_failed:
+        return f"has no actor left, for all {asked} have failed; {why[-1]}", True
     lines = ["no actor is left; the learners wait, and `qianka actors add N` brings more"]
-    lines += [f"    {member}: {why}" for member, why in failures(attempt).items()][-SHOWN:]
-    return "\n".join(lines)
+    return "\n    ".join([*lines, *why[-SHOWN:]]), False
 
 
 def failures(attempt: Path) -> dict[str, str]:
-    """By the name of an actor that said so itself: why it failed."""
-    found: dict[str, str] = {}
-    for folder in sorted(folder_of(attempt).glob("*.*/")):
-        verdict = read_verdict(folder)
-        if verdict:
-            found[folder.name] = verdict.message
-    return found
+    """By the name of an actor that said so itself: why its last start failed."""
+    return {member: said.message for member, said in _verdicts(attempt).items()}
+
+
+def _verdicts(attempt: Path) -> dict[str, Verdict]:
+    found = {folder.name: read_verdict(folder) for folder in sorted(folder_of(attempt).glob("*.*/"))}
+    return {member: said for member, said in found.items() if said}

@@ -1,14 +1,19 @@
-"""Which tasks of an array live, by squeue or by their processes."""
+"""Which tasks of an array live, by squeue or by their processes; and which arrays a person has submitted."""
 
+import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from slurm.actors import processes
-from slurm.actors.arrays import Array
+from slurm.actors.arrays import Array, read_arrays
 from slurm.query import queue
 from slurm.query.words import state_words
 from slurm.wait.state import ENDED
+
+TABLE = "actors.json"
+"""Of the coordinator, in the attempt's folder (stages/rl/coordinator/table.py)."""
 
 
 @dataclass(frozen=True)
@@ -34,3 +39,12 @@ def living(attempt: Path, array: Array) -> list[Task]:
         return []
     tasks = [each for each in queue.array_tasks(array.job_id, array.name) if each[1].word not in ENDED]
     return [Task(job, state_words(said.state, said.reason, said.nodes), said.word == "RUNNING") for job, said in tasks]
+
+
+def by_hand(attempt: Path) -> list[str]:
+    """Ids of the arrays of which a task plays, as far as the coordinator knows, and that Qianka has not submitted."""
+    path = attempt / TABLE
+    members = json.loads(path.read_text())["members"] if path.exists() else []
+    tasks = [re.fullmatch(r"(\d+)_\d+", member["job"]) for member in members]
+    ours = {array.job_id for array in read_arrays(attempt)}
+    return sorted({task[1] for task in tasks if task} - ours)

@@ -71,9 +71,9 @@ class Waiter:
         attached: Attached,
         display: Display,
         interrupts: list[int],
-        beside: Callable[[State], None] = lambda found: None,
+        beside: Callable[[State], str] = lambda found: "",
     ) -> None:
-        """`beside` is called with each state of a job that may still succeed."""
+        """`beside` is called with each state of a job that may still succeed, and says why it cannot, if it cannot."""
         self.attached = attached
         self.attempt, self.record = attached.folder, attached.record
         self.display = display
@@ -131,9 +131,8 @@ class Waiter:
         if found.kind is not Kind.UNKNOWN:
             self.text = found.text
         end = self.judge.look(found)
-        if end is None:
-            self.beside(found)
-        return end
+        hopeless = self.beside(found) if end is None else ""
+        return self.judge.give_up(hopeless) if hopeless else end
 
     def _heard(self, silent: bool) -> None:
         """Say when Slurm ceases to answer, and when it does again."""

@@ -91,16 +91,16 @@ class Judge:
         hopeless = way_out(found.said.reason) if found.said and found.word == "PENDING" else None
         patience = HOPELESS_SECONDS if found.said and may_pass(found.said.reason) else 0.0
         if self._lasts("hopeless", hopeless is not None) >= patience:
-            return self._give_up(f"{found.text}; {hopeless}")
+            return self.give_up(f"{found.text}; {hopeless}")
         if found.word == "PENDING" and self.launch.in_vain():
-            return self._give_up(
+            return self.give_up(
                 f"was started {launch.LAUNCHES} times by Slurm, and no rank has begun. As a rule Slurm does not know "
                 f"this user on its machines (`getent passwd {os.getuid()}` there), or a prolog fails; slurmctld's log, "
                 "which an administrator can read, says what is wrong with a job of this number"
             )
         held = found.said is not None and is_held(found.said.state, found.said.reason)
         if self._lasts("held", held) > RETURN_SECONDS:
-            return self._give_up(f"{found.text}, for {RETURN_SECONDS / 60:.0f} minutes by now")
+            return self.give_up(f"{found.text}, for {RETURN_SECONDS / 60:.0f} minutes by now")
         if found.kind is Kind.ACTIVE:
             self._end_stragglers(found)
             self._end_silence(found)
@@ -173,7 +173,8 @@ class Judge:
             self.doubt = f"lost a rank, though Slurm misses none of its nodes {self.launch.nodes}"
         return End.AGAIN
 
-    def _give_up(self, why: str) -> End:
+    def give_up(self, why: str) -> End:
+        """End a job that cannot succeed; `why` goes on after its name."""
         self.say(f"job {self.record.job_id} {why}. It is cancelled, and the same command submits it again")
         with contextlib.suppress(NoAnswer):
             state.cancel(self.attempt.parent, self.record)

@@ -26,8 +26,9 @@ def run(config: StageConfig, inputs: dict[str, Result], folder: Path, job: Job, 
 
     Raises ParityError when the engine does not say what the policy says, and ValueError for what does not load.
     """
-    member = f"{job.job_id}.{job.rank}" if role == "actor" else f"{role}.{job.job_id}"
-    own, settings = folder / "actors" / member, config.rl.asynchronous
+    name = f"{job.job_id}.{job.rank}"
+    member = f"{name}+{job.restarts}" if job.restarts else name  # each start has a name of its own
+    own, settings = folder / "actors" / name, config.rl.asynchronous
     own.mkdir(parents=True, exist_ok=True)
     with ExitStack() as at_end:
         tokenizer = load_tokenizer(inputs["sft"].folder / "model")
