@@ -173,7 +173,8 @@ class Patience:
         if status is None:
             why = "the coordinator has not answered yet"
         else:
-            why = f"{status.actors} actors play" if status.actors else "no actor is there"
+            number = f"{status.actors} actor{' plays' if status.actors == 1 else 's play'}"
+            why = number if status.actors else "no actor is there"
         if why != self.said:
             print(f"rl: the learners wait: {groups}, {why}", flush=True)
             self.said = why
