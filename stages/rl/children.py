@@ -130,8 +130,8 @@ class Children:
             child.restarts, self.total_restarts = child.restarts + 1, self.total_restarts + 1
             how = f"rank {self.job.rank} on {self.job.node}: its {child.name} has ended with {code}"
             if child.restarts > MOST_RESTARTS:
-                often = f"{how}, {child.restarts} times without a step in between, and the end of its log, {child.log}, says"
-                self._hopeless = f"{often}\n{child.last_words()}"
+                often = f"{how}, {child.restarts} times without a step in between"
+                self._hopeless = f"{often}; the end of its log, {child.log}, says\n{child.last_words()}"
                 return
             print(f"{how}, and is started again", flush=True)
             child.begin_at = time.monotonic() + PAUSE_SECONDS * (child.restarts - 1)
