@@ -8,6 +8,7 @@ and without Python's lock; h5py alone reads them.
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -55,8 +56,8 @@ class Origin:
 
 def origin(position: int, attempt: int, whole: bool, played: float, member: str, group: Trajectories) -> Origin:
     """The entry of a `group`."""
-    chosen = group.versions[group.mask]
-    oldest = int(chosen.min()) if len(chosen) else -1
+    # As a number without a sign, -1, of what nobody chose, is the largest.
+    oldest = int(group.versions.view(np.uint32).min(initial=np.uint32(2**32 - 1)).astype(np.int32))
     return Origin(position, attempt, whole, oldest, len(group), len(group.tokens), num_bytes(group), played, member)
 
 
@@ -120,13 +121,23 @@ def _entry(entry: Origin) -> tuple[Any, ...]:
 
 def _reserve(file: h5py.File, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> int | None:
     """A dataset that has its place in the file and no content yet; that place, in bytes."""
+    space = h5py.h5s.create_simple(shape)
+    return h5py.h5d.create(file.id, name.encode(), _kind(dtype), space, _layout()).get_offset()
+
+
+@lru_cache(maxsize=64)
+def _kind(dtype: np.dtype[Any]) -> Any:
+    return h5py.h5t.py_create(dtype, logical=True)
+
+
+@lru_cache(maxsize=1)
+def _layout() -> Any:
     layout = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     layout.set_layout(h5py.h5d.CONTIGUOUS)
     layout.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     layout.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
     layout.set_obj_track_times(False)
-    kind = h5py.h5t.py_create(dtype, logical=True)
-    return h5py.h5d.create(file.id, name.encode(), kind, h5py.h5s.create_simple(shape), layout).get_offset()
+    return layout
 
 
 def _fill(path: Path, arrays: Mapping[int, Sequence[npt.NDArray[Any]]]) -> None:

@@ -4,8 +4,10 @@ A row is a sequence. What has one entry a token is a list column over the flat a
 own memory, and what arrives is used where Flight has put it.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -35,6 +37,7 @@ IDS = "prompt_ids"
 assert {*COLUMNS, IDS, "offsets"} == {field.name for field in fields(Trajectories)}, "a column has no type on the wire"
 
 
+@lru_cache(maxsize=8)
 def schema(terms: int) -> pa.Schema:
     """Of Trajectories whose reward has so many terms."""
     return pa.schema([*((name, _type(name, terms)) for name in COLUMNS), (IDS, pa.string())])
@@ -122,24 +125,44 @@ def _values(name: str, batch: pa.RecordBatch, terms: int) -> npt.NDArray[Any]:
 
 
 def _check(t: Trajectories) -> None:
-    """That the values mean what `Trajectories` says of them."""
+    """That the values mean what `Trajectories` says of them. Of each token only by passes that make at most a byte."""
     lengths, mask, graded = t.lengths, t.mask, t.graded
-    starts = np.repeat(t.offsets[:-1] + t.prompt_lengths, lengths)
+    chosen = t.versions >= 0
     rules = {
-        "tokens are below 0": t.tokens < 0,
-        "logprobs are no numbers": ~np.isfinite(t.logprobs),
-        "logprobs of tokens that nobody chose": (t.logprobs != 0) & ~mask,
-        "versions of tokens that nobody chose": (t.versions != -1) & ~mask,
-        "versions are below 0": (t.versions < 0) & mask,
-        "prompt_lengths are not within the sequence": (t.prompt_lengths < 0) | (t.prompt_lengths > lengths),
-        "mask is true within the prompt": mask & (np.arange(len(mask)) < starts),
-        "rewards are no numbers": ~np.isfinite(t.rewards),
-        "terms are no numbers": ~np.isfinite(t.terms) & graded[:, None],
-        "limits are below 0": t.limits < 0,
-        "groups are below 0": t.groups < 0,
+        "tokens are below 0": _least(t.tokens) < 0,
+        "logprobs are no numbers": not _are_numbers(t.logprobs),
+        "logprobs of tokens that nobody chose": np.greater(t.logprobs != 0, mask).any(),
+        "versions of tokens that nobody chose": np.greater(chosen, mask).any(),
+        "versions are below 0": np.less(chosen, mask).any() or _least(t.versions) < -1,
+        "prompt_lengths are not within the sequence": ((t.prompt_lengths < 0) | (t.prompt_lengths > lengths)).any(),
+    }
+    if not any(rules.values()):  # without prompts that are within it, there is no saying what is
+        rules["mask is true within the prompt"] = _any_within(mask, t.offsets[:-1], t.prompt_lengths)
+    rules |= {
+        "rewards are no numbers": not _are_numbers(t.rewards),
+        "terms are no numbers": not _are_numbers(t.terms[graded]),
+        "limits are below 0": _least(t.limits) < 0,
+        "groups are below 0": _least(t.groups) < 0,
     }
     for what, wrong in rules.items():
-        if wrong.any():
-            raise ValueError(f"{what}: {int(wrong.sum())} of {wrong.size}")
+        if wrong:
+            raise ValueError(what)
     if not all(text.isascii() for text in t.prompt_ids):
         raise ValueError("prompt_ids are not ASCII")
+
+
+def _least(values: npt.NDArray[np.int32]) -> int:
+    return int(values.min(initial=0))
+
+
+def _are_numbers(values: npt.NDArray[np.float32]) -> bool:
+    return math.isfinite(values.min(initial=0)) and math.isfinite(values.max(initial=0))  # NaN goes through both
+
+
+def _any_within(mask: npt.NDArray[np.bool_], begins: npt.NDArray[np.int64], lengths: npt.NDArray[np.int32]) -> bool:
+    """Whether it is true at one of the `lengths` places from `begins` on, of one or more of them."""
+    begins, lengths = begins[lengths > 0], lengths[lengths > 0]
+    places = np.stack([begins, begins + lengths], axis=1).reshape(-1)
+    if places.size and places[-1] == len(mask):
+        places = places[:-1]
+    return bool(places.size) and bool(np.logical_or.reduceat(mask, places)[::2].any())
