@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from data.progress import read_progress
-from slurm.actors.ask import end, withdrawn
+from slurm.actors.ask import end, end_by_hand, withdrawn
 from slurm.attempt import publish
 from slurm.claim import Attached, find_job, see_out, withdraw
 from slurm.record import Record, is_finished, read_record
@@ -65,7 +65,8 @@ def cancel(run: str | None, stage: str | None) -> int:
     for name in stages:
         folder = paths.stage(name).resolve()
         job_id = withdraw(folder)
-        ended = end(folder / record_of(folder).attempt)
+        attempt = folder / record_of(folder).attempt
+        ended = [*end_by_hand(attempt), *end(attempt)]
         if ended:
             print(f"{name}: ended its actors ({', '.join(ended)})", flush=True)
         if job_id is None:

@@ -59,9 +59,8 @@ def add(request: Request, attempt: Path, record: Record, count: int) -> Array:
 
 
 def end(attempt: Path, hurry: Callable[[], bool] = lambda: False, wait: bool = True) -> list[str]:
-    """End all actors of an attempt, and return the ids of their arrays and processes.
+    """End all actors of an attempt that Qianka has asked for, and those of this machine; return the ids of the arrays.
 
-    That is what Qianka has asked for, what plays on this machine, and arrays of which a task has joined by hand.
     Local ones are waited for, unless the caller does not `wait`. Raises NoAnswer when Slurm could not be asked.
     """
     if not folder_of(attempt).exists():
@@ -76,9 +75,6 @@ def end(attempt: Path, hurry: Callable[[], bool] = lambda: False, wait: bool = T
                 queue.scancel(array.job_id)
                 ended.append(array.job_id)
             note(attempt, array.model_copy(update={"over": True}))
-    for array_id in by_hand(attempt):
-        queue.scancel(array_id)
-        ended.append(array_id)
     found = processes.processes(attempt)
     if wait:
         local.end(found, hurry)
@@ -87,6 +83,14 @@ def end(attempt: Path, hurry: Callable[[], bool] = lambda: False, wait: bool = T
             with suppress(psutil.NoSuchProcess):
                 process.terminate()
     return [*ended, *(str(process.pid) for process in found)]
+
+
+def end_by_hand(attempt: Path) -> list[str]:
+    """End the arrays that a person has submitted, of which a task plays; return their ids. Raises NoAnswer."""
+    arrays = by_hand(attempt)
+    for array_id in arrays:
+        queue.scancel(array_id)
+    return arrays
 
 
 def _settle(request: Request, attempt: Path, interrupts: Sequence[int]) -> list[Array]:

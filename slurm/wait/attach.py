@@ -132,7 +132,10 @@ class Waiter:
             self.text = found.text
         end = self.judge.look(found)
         hopeless = self.beside(found) if end is None else ""
-        return self.judge.give_up(hopeless) if hopeless else end
+        if not hopeless:
+            return end
+        self.text = hopeless
+        return self.judge.give_up(hopeless)
 
     def _heard(self, silent: bool) -> None:
         """Say when Slurm ceases to answer, and when it does again."""

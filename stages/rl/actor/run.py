@@ -61,4 +61,6 @@ def run(config: StageConfig, inputs: dict[str, Result], folder: Path, job: Job, 
         actor = Actor(
             config, engine, tokenizer, environment, train, membership, store, weights, relay, pool, member, job
         )
-        actor.leave(actor.run())
+        why = actor.run()
+        print(f"{member} leaves: {why}", flush=True)
+        actor.leave(why)
