@@ -62,22 +62,27 @@ class Batches:
     def next(self, step: int, state: State) -> Batch | None:
         """The batch of `step`; None when it is time to stop. Raises ParityError, and RuntimeError for a broken grader.
 
-        The first batch of a start is compared with the policy where its tokens are of the same version. Where they
-        part it is played anew, once: an update that a kill has taken back may have made weights of that version too.
+        The first batch of a start is compared with the policy where its tokens are of the same version. What an earlier
+        start has left in the journal is thrown away and played anew where it does not pass: an update that a kill has
+        taken back may have made weights of that version too, and a grader may have been mended. There is no more of it
+        than the window lets in.
         """
-        batch = self._collect(step, state)
-        if batch is None or step != self.parts.first + 1:
-            return batch
-        verdict = self.gate.compare(batch.everything, step, state.policy_version)
-        if not verdict.passes:
-            batch = self._collect(step, self._thrown(batch))
+        first = step == self.parts.first + 1
+        tries = self.config.rl.asynchronous.max_staleness + 2 if first else 1
+        while True:
+            batch = self._collect(step, state)
             if batch is None:
                 return None
-            verdict = self.gate.compare(batch.everything, step, state.policy_version)
-            if not verdict.passes:
-                self._thrown(batch)
+            tries -= 1
+            broken = broken_grader(batch.everything, self.parts.journal.terms)
+            verdict = self.gate.compare(batch.everything, step, state.policy_version) if first else None
+            if not broken and (verdict is None or verdict.passes):
+                return batch._replace(metrics=batch.metrics | metrics_of([verdict])) if verdict else batch
+            state = self._thrown(batch)
+            if not tries and broken:
+                raise RuntimeError(f"step {step}: {broken}")
+            if not tries and verdict:
                 self.gate.refuse(verdict, state.policy_version, f"rollouts that the actors have put for step {step}")
-        return batch._replace(metrics=batch.metrics | metrics_of([verdict]))
 
     def _collect(self, step: int, state: State) -> Batch | None:
         wanted, shares, kept = self.config.rl.prompts_per_step, list[Share](), list[int]()
@@ -91,6 +96,10 @@ class Batches:
             kept += with_signal(self.algorithm, share.mine, self.config.rl.samples_per_prompt, slots)
             offers, state = offers + share.offers, share.state
             shares.append(share)
+            if self.algorithm.resample:
+                # What teaches nothing is done with at once: the window has to have room for the next round.
+                state = state.done_with([offers[slot].position for slot in slots if slot not in kept], (), {})
+                self.services.tell(state, learning=len(kept))
         self.patience.over()
         everything = Trajectories.joined([share.mine for share in shares]) if len(shares) > 1 else shares[0].mine
         # With nothing to learn from, the last round stands for the step: the update will leave it out.
@@ -98,17 +107,13 @@ class Batches:
         learned = groups_in(everything, places) if self.algorithm.resample else everything
         ranks = [rank for share in shares for rank in share.ranks]
         prompts = [self.ids[row_at(self.config.seed, o.position, len(self.ids))].as_py() for o in offers]
-        batch = Batch(
+        return Batch(
             kept=learned, everything=everything, offers=offers, prompts=prompts, state=state,
             rows=self._rows(step, state, learned, [(offers[p], ranks[p], prompts[p]) for p in places]),
             metrics=self._metrics(state, shares, [offers[place] for place in places]),
             seconds_waiting=sum(share.seconds_waiting for share in shares),
             seconds_fetching=sum(share.seconds_fetching for share in shares),
         )  # fmt: skip
-        if broken := broken_grader(everything, self.parts.journal.terms):
-            self._thrown(batch)
-            raise RuntimeError(f"step {step}: {broken}")
-        return batch
 
     def _rows(
         self, step: int, state: State, learned: Trajectories, groups: Sequence[tuple[Offer, int, str]]

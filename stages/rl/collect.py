@@ -5,7 +5,7 @@ whichever shards have them. Nobody waits for a certain position.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -88,7 +88,8 @@ class Collector:
             mine = [Offer(s.position, s.attempt, s.tokens, s.samples, s.oldest, self.job.rank) for s in shelved]
             offers, given_up = gathered(mine, self.services.given_up() if self.job.is_first else ())
             found = choose(offers, state, missing, chosen, self.config.rl.asynchronous)
-            state, stale = self._told(state, found.again, found.aside | given_up), stale + found.stale
+            learned = chosen.union(offer.position for offer in found.taken)
+            state, stale = self._told(state, found.again, found.aside | given_up, learned), stale + found.stale
             if len(found.taken) == missing:
                 break
             time.sleep(pause)
@@ -105,11 +106,12 @@ class Collector:
         busy = time.monotonic() - began - waiting
         return Share(found.taken, ranks, fetched, state, stale, len(offers), waiting, busy)
 
-    def _told(self, state: State, again: dict[int, int], aside: set[int]) -> State:
-        """The state with what is thrown away, which the shard gets to know at once."""
+    def _told(self, state: State, again: dict[int, int], aside: set[int], learned: Set[int]) -> State:
+        """The state with what is thrown away, which the shard gets to know at once; never what is `learned` from."""
         late, lost = overdue(state, self.window, self.config.rl.asynchronous)
         aside = aside | lost | not_drawn(self.config.seed, self.ids, state, self.window)
-        changed = state.done_with((), aside, late | again)
+        attempts = {place: attempt for place, attempt in (late | again).items() if place not in learned}
+        changed = state.done_with((), aside - learned, attempts)
         if changed != state:
             self.services.tell(changed)
         return changed
