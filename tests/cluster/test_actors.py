@@ -183,25 +183,3 @@ def test_a_full_queue_is_tried_again(cluster, request_of, tmp_path, monkeypatch)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     with pytest.raises(QueueFull, match="accounting/QOS policy"):
         start_once(request, attempt, record, "1+0")
-
-
-@pytest.mark.timeout(600)
-def test_a_run_loses_actors_and_gets_more_and_leaves_none_behind(life):
-    """Real learners and actors: one is killed, one is cancelled, more are added while it goes on."""
-    life.settings("actors: {count: 2}")
-    command = life.qianka("run", "tiny.yaml", "rl.mode=asynchronous", "rl.steps=60")
-    command.sees("step 2/60", 300)
-    attempt = life.stage("rl") / life.record("rl").attempt
-    (array,) = read_arrays(attempt)
-    tasks = [task.job for task in living(attempt, array)]
-    assert len(tasks) == 2
-    life.cluster.run("scancel", "--signal=KILL", tasks[0])
-    life.cluster.run("scancel", tasks[1])
-    more = life.qianka("actors", "add", "2")
-    assert more.ends() == 0, more.said()
-    command.sees("rl: published", 300)
-    added = read_arrays(attempt)[-1]
-    assert added.actors == 2 and len(life.jobs("rl")) == 1
-    wait_for(lambda: not living(attempt, added), "no actor stays behind")
-    shown = life.qianka("actors")
-    assert shown.ends() == 0 and "gone since" in shown.said()

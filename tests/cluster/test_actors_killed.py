@@ -5,7 +5,6 @@ import json
 import os
 import random
 import re
-import shutil
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -15,9 +14,11 @@ import psutil
 import pytest
 
 from data.progress import read_progress
+from data.segments import read_origins
 from slurm.actors.arrays import read_arrays
 from slurm.actors.tasks import Task, living
 from stages.rl.batches import read_batches
+from stages.rl.replay import SEGMENTS, rebuild
 from tests.cluster.conftest import ROOT, Command, Life, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -102,6 +103,8 @@ class Played:
         done = {*range(state["cursor"]), *state["ahead"]}
         assert done >= set(positions) and len(done - set(positions)) == state["positions_set_aside"] == 0
         assert state["policy_version"] == steps
+        wrong = [group.wrong for step in range(1, steps + 1) for group in rebuild(self.attempt, step) if group.wrong]
+        assert wrong == [], "what was trained on is in the journals"
         wait_for(lambda: not self.cluster.mine(), "no job is left")
         wait_for(lambda: not left(self.attempt), "no process is left")
 
@@ -181,6 +184,8 @@ def test_killed_part_by_part_each_position_is_trained_once_no_step_is_missing_an
         assert played.command.process.poll() is None, played.command.said()
     played.ends_well(60)
     assert killed == len(kinds) == 9
+    shown = played.life.qianka("actors")
+    assert shown.ends() == 0 and "gone since" in shown.said() and "ended with the run" in shown.said(), shown.said()
 
 
 def restarts(played: Played, task: str) -> int:
@@ -232,6 +237,10 @@ def test_told_that_its_time_is_over_or_preempted_a_task_leaves_politely_and_come
     wait_for(lambda: not left(played.attempt), "no process is left")
     positions = read_batches(played.attempt)["position"].to_pylist()
     assert len(set(positions)) == len(positions)
+    origins = [origin for path in played.attempt.glob(SEGMENTS) for origin in read_origins(path)]
+    ended = {(origin.position, origin.attempt): origin.member for origin in origins if origin.whole}
+    half = {(origin.position, origin.attempt): origin.member for origin in origins if not origin.whole}
+    assert all(ended.get(key) != member for key, member in half.items()), "others have gone on with what it had begun"
 
 
 def test_actors_that_nobody_ends_end_by_themselves(played: Played):
@@ -240,7 +249,8 @@ def test_actors_that_nobody_ends_end_by_themselves(played: Played):
     played.command.kill()
     played.cluster.run("scancel", played.life.job("rl"))
     wait_for(lambda: not played.cluster.mine(), "no job is left")
-    assert {member["why"] for member in played.members()[1]} <= {"no coordinator for 0.1 minutes"}
+    logs = [path.read_text() for path in (played.attempt / "actors/log").glob("*_log.out")]
+    assert len(logs) == 2 and all("leaves: no coordinator for 0.1 minutes" in log for log in logs), logs
 
     played.start(20)
     played.command.kill()
@@ -254,7 +264,8 @@ def test_learners_and_actors_that_are_submitted_by_hand_at_once_train_to_the_end
     other = f"rl.optimizer.warmup_steps={played.number}"
     settings = ("tiny.yaml", "rl.mode=asynchronous", "rl.steps=6", other, *FASTER)
     played.life.settings()
-    shutil.rmtree(played.life.stage("rl"))  # the actors wait for the start of the stage
+    stage = played.life.stage("rl")
+    stage.rename(stage.with_name("rl-before"))  # so that the actors wait for the start of the stage
     actors = played.by_hand("--array=0-1")
     job = played.cluster.run("sbatch", "--parsable", ROOT / "slurm/sbatch/rl.sbatch", *settings)
     played.cluster.wait(job, "COMPLETED", seconds=120)
