@@ -10,7 +10,8 @@ from stages.evaluate.graded import graded_row
 from stages.evaluate.suites import Case, Suite
 from stages.rollout.config import SamplingConfig
 from stages.rollout.engine import Engine
-from stages.rollout.episodes import Start, encode_first, play_episodes
+from stages.rollout.episodes import encode_first, play_episodes
+from stages.rollout.flight import Start
 
 
 def complete(

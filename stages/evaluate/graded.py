@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from checkpoints.commit import commit
 from data.shards import read_provenance, write_shard
 from stages.evaluate.suites import Case
-from stages.rollout.episodes import Played
+from stages.rollout.flight import Played
 
 SCHEMA = pa.schema(
     [

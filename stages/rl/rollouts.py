@@ -18,7 +18,8 @@ from stages.environments.processes import later, threads
 from stages.environments.rewards import VERIFIER, Episode, load_terms
 from stages.rl.config import RLConfig, StageConfig
 from stages.rollout.engine import Engine
-from stages.rollout.episodes import Played, Start, encode_first, play_episodes
+from stages.rollout.episodes import encode_first, play_episodes
+from stages.rollout.flight import Played, Start
 
 Number = TypeVar("Number", bound=np.generic)
 Terms = Callable[[], list[float | GraderError]]

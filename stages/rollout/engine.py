@@ -59,7 +59,7 @@ class Engine(Protocol):
     context: int
     """Most tokens of prompt and completion."""
     progress: int
-    """It grows whenever tokens were generated: who waits for completions sees by it that the engine does something."""
+    """Tokens that were generated, as they come: who waits for completions sees by it that the engine does something."""
 
     def start(self, sampling: SamplingConfig, *, greedy: bool = False, noise: float = 0.0) -> None:
         """How all requests from now on are sampled. Only while none is in flight.

@@ -16,7 +16,8 @@ from stages.rl.coordinator.client import Membership, send_score
 from stages.rl.messages import Rates, Score
 from stages.rl.weights.fetch import Weights
 from stages.rollout.engine import Engine
-from stages.rollout.episodes import Start, encode_first, play_episodes
+from stages.rollout.episodes import encode_first, play_episodes
+from stages.rollout.flight import Start
 
 SPLIT = "evaluation"
 RETRY_SECONDS = 0.5

@@ -17,7 +17,7 @@ from data.trajectories import Trajectories
 from stages.rl.messages import Lease
 from stages.rl.rollouts import Judge, Rewarded, Terms, request_seed, tabulate
 from stages.rollout.engine import Completion
-from stages.rollout.episodes import Begun, Played, Start
+from stages.rollout.flight import Begun, Played, Start
 
 
 @dataclass

@@ -23,7 +23,8 @@ from stages.rl.store.client import Store
 from stages.rl.weights.fetch import Weights
 from stages.rl.weights.relay import Relay
 from stages.rollout.engine import Engine
-from stages.rollout.episodes import Episodes, Played, encode_first
+from stages.rollout.episodes import Episodes, encode_first
+from stages.rollout.flight import Played
 
 LEAVE_SECONDS = 6.0
 """That an actor which is told to go takes for handing back what it has."""

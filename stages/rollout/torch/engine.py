@@ -195,6 +195,7 @@ class TorchEngine:
                 self._turns.pop(sample.key, None)
                 self._waiting.pop(sample.key, None)
                 sample.made = 1
+                self.progress += 1
                 sample.versions.append((0, self.version))
         self._since_refill = 0
 
@@ -202,14 +203,14 @@ class TorchEngine:
         """See which requests have ended, by themselves or by a stop string."""
         rows = self._rows
         alive, made = (array.tolist() for array in rows.slots.look())
-        self.progress += 1
         ended: list[Sample] = []
         tokens = rows.slots.read(list(rows.playing))[0] if self._sampling.stop else None
         for index, (row, sample) in enumerate(rows.playing.items()):
-            sample.made = made[row]
+            before, sample.made = sample.made, made[row]
             if tokens is not None and sample.watch is not None:
                 sample.watch.read(tokens[index, sample.watch.count : sample.made].tolist())
                 sample.made = sample.watch.count
+            self.progress += sample.made - before
             if not alive[row] or (sample.watch is not None and sample.watch.found):
                 ended.append(sample)
         self._collect(ended)

@@ -12,7 +12,7 @@ from stages.evaluate.report import comparisons, measure, noise_floor
 from stages.evaluate.statistics import Bootstrap
 from stages.evaluate.suites import GREEDY, NOISE_FLOOR, POLICIES, Case
 from stages.rollout.engine import Completion
-from stages.rollout.episodes import Flight, Start
+from stages.rollout.flight import Flight, Start
 
 BOOTSTRAP = Bootstrap(100, 0.95, seed=1)
 

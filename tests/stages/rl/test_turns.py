@@ -27,7 +27,7 @@ from stages.rl.rollouts import Rewarded, tabulate
 from stages.rl.run import run
 from stages.rollout import episodes
 from stages.rollout.engine import Completion
-from stages.rollout.episodes import Played, Start
+from stages.rollout.flight import Played, Start
 from stages.trainer.config import ArchitectureConfig, ModelConfig
 from stages.trainer.policy import load_policy
 

@@ -18,7 +18,8 @@ from stages.environments.base import Answer, BaseEnvironment, Task
 from stages.rl.rollouts import Rewarded, tabulate
 from stages.rollout.config import SamplingConfig
 from stages.rollout.engine import Completion, Request, generate
-from stages.rollout.episodes import Played, Start, play_episodes, turn_seed
+from stages.rollout.episodes import play_episodes
+from stages.rollout.flight import Played, Start, turn_seed
 from stages.rollout.torch.engine import TorchEngine
 from stages.trainer import attention
 from stages.trainer.policy import Policy

@@ -14,7 +14,8 @@ from stages.rl.config import RLConfig
 from stages.rl.messages import Lease
 from stages.rl.rollouts import Judge
 from stages.rollout.config import SamplingConfig
-from stages.rollout.episodes import Episodes, Played
+from stages.rollout.episodes import Episodes
+from stages.rollout.flight import Played
 from stages.trainer.policy import Policy
 from tests.stages.rollout.test_episodes import TOKENIZER, Slow, Talk, engine, play, sequence, start
 

@@ -11,7 +11,8 @@ from data.packing import pack_masked
 from stages.environments.base import Answer, BaseEnvironment, Task
 from stages.rl.rollouts import Rewarded, tabulate
 from stages.rollout.config import SamplingConfig
-from stages.rollout.episodes import Start, play_episodes
+from stages.rollout.episodes import play_episodes
+from stages.rollout.flight import Start
 from stages.rollout.vllm.engine import VllmEngine
 from stages.trainer import attention
 from stages.trainer.policy import Policy
