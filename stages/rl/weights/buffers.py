@@ -4,8 +4,8 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -19,6 +19,11 @@ SPARE = 1.25
 LOCK = "lock"
 WRITING = "writing"
 """What is not whole yet."""
+KEPT = 2
+"""Versions that can be fetched; but for the time in which a new one is written in place of the older."""
+READ = 6
+"""Older ones that are kept while somebody reads them, where there is room: who needs longer for a fetch than the learner
+for a step would else never come to the end of one."""
 
 
 class Room:
@@ -36,7 +41,7 @@ class Room:
         if not self.in_memory:
             print(f"weights: {num_bytes:,} bytes have no room in {memory}, so versions go through {otherwise}")
             shutil.rmtree(otherwise, ignore_errors=True)  # of an earlier start
-            otherwise.mkdir(parents=True)
+            otherwise.mkdir(mode=0o700, parents=True)
             self.folder = otherwise
 
     def make(self, name: str, num_bytes: int) -> Path:
@@ -45,6 +50,13 @@ class Room:
         with path.open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, num_bytes)
         return path
+
+    def surplus(self, names: Sequence[str], num_bytes: int) -> list[str]:
+        """Which of the buffers, the newest last, have to go before another one of so many bytes is made."""
+        old = names[: 1 - KEPT]
+        room = SPARE * num_bytes < (_free(self.folder) if self.in_memory else shutil.disk_usage(self.folder).free)
+        read = [name for name in old if is_read(self.folder / name)][: READ if room else 0]
+        return [name for name in old if name not in read]
 
     def close(self) -> None:
         """Remove all of it."""
@@ -62,9 +74,31 @@ def drop(path: Path) -> None:
         path.unlink()
 
 
+def reading(descriptor: int) -> None:
+    """Whoever reads a buffer says so, as long as it has it open."""
+    with suppress(OSError):  # some file systems know no locks; there, nobody is waited for
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+
+
+def is_read(path: Path) -> bool:
+    """Whether somebody reads a buffer, in whichever process."""
+    if not path.exists():
+        return False
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # see `reading`
+            return False
+    return False
+
+
 def sweep(memory: Path) -> None:
     """Remove what processes that were killed have left in `memory`."""
     for folder in memory.glob(f"{PREFIX}*"):
+        if folder.lstat().st_uid != os.getuid():
+            continue  # anybody may give a folder there this name
         lock = _locked(folder)
         if lock is not None:
             shutil.rmtree(folder)
@@ -74,9 +108,14 @@ def sweep(memory: Path) -> None:
 @contextmanager
 def _alone(memory: Path) -> Generator[None]:
     """No other process sweeps or makes a folder in the meantime, which is not locked from its first moment on."""
-    with (memory / f".{PREFIX}lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    # For its owner alone: whoever may open it may lock it, and keep all others waiting.
+    descriptor = os.open(memory / f".{PREFIX}lock", os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
+    try:
+        os.fchmod(descriptor, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(descriptor)
 
 
 def _locked(folder: Path) -> int | None:

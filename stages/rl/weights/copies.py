@@ -14,14 +14,14 @@ from typing import NoReturn, Protocol
 import pyarrow as pa
 
 from data.transport.client import Caller
-from stages.rl.weights.buffers import Room, drop
+from stages.rl.weights.buffers import KEPT, READ, Room, drop, reading
 from stages.rl.weights.pieces import Order, Outline
 from stages.rl.weights.pull import Failed, Refused, Replaced, outline_of, pull
 
-KEPT = 2
-"""Versions that a relay has."""
 LOOK_SECONDS = 1.0
 """A reader that waits for a piece looks so often whether its client still lives."""
+ORDER_SECONDS = 0.5
+"""From one order of a reader to its next one, a version counts as being read."""
 PAUSE_SECONDS = (0.05, 2.0)
 """Between two tries of a relay to go on: the first, and the longest."""
 
@@ -52,7 +52,7 @@ class FolderCopies:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._parse = lru_cache(KEPT)(Outline.model_validate_json)
+        self._parse = lru_cache(KEPT + READ)(Outline.model_validate_json)
 
     def outline(self, digest: str) -> Outline:
         """See `Copies`."""
@@ -122,9 +122,9 @@ class RelayedCopies:
             outline = outline_of(self._source, digest)
         except Replaced:
             _gone(digest)
-        while len(self._copies) >= KEPT:
-            self._copies.pop(next(iter(self._copies))).drop()
         self._room = self._room or Room(KEPT * outline.num_bytes, self._otherwise)
+        for other in self._room.surplus(list(self._copies), outline.num_bytes):
+            self._copies.pop(other).drop()
         copy = self._copies[digest] = _Copy(self._room.make(digest, outline.num_bytes), outline)
         threading.Thread(target=self._fetch, args=(copy,), name=f"version {outline.version}", daemon=True).start()
         return copy
@@ -204,7 +204,8 @@ def _pieces(path: Path, outline: Outline, order: Order, there: Callable[[int], b
         file = path.open("rb")
     except FileNotFoundError:
         _gone(outline.digest)
-    with file:
+    reading(file.fileno())
+    try:
         for index in range(order.first, min(order.end, len(outline))):
             if not there(index):
                 return
@@ -213,6 +214,13 @@ def _pieces(path: Path, outline: Outline, order: Order, there: Callable[[int], b
             if os.preadv(file.fileno(), [memoryview(data)], span.start) < data.size:
                 _gone(outline.digest)
             yield data
+    finally:
+        if order.end < len(outline):  # there will be another order
+            lock = threading.Timer(ORDER_SECONDS, file.close)
+            lock.daemon = True
+            lock.start()
+        else:
+            file.close()
 
 
 def _gone(digest: str) -> NoReturn:

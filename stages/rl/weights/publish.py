@@ -7,14 +7,12 @@ from pathlib import Path
 from data.transport.client import Caller
 from data.transport.endpoint import Endpoint
 from stages.rl.messages import Source
-from stages.rl.weights.buffers import WRITING, Room, drop, keep
+from stages.rl.weights.buffers import KEPT, WRITING, Room, drop, keep
 from stages.rl.weights.layout import Layout, views
 from stages.rl.weights.pieces import Traffic, outline
 from stages.rl.weights.pull import Failed, traffic
 from stages.trainer.learner import Learner
 
-KEPT = 2
-"""Versions that can be fetched; but for the time in which a new one is written in place of the older."""
 TRAFFIC_SECONDS = 2.0
 
 
@@ -46,7 +44,7 @@ class Publisher:
             for _ in self._learner.full_weights():
                 pass  # ranks gather them together
             return None
-        self._forget(KEPT - 1)
+        self._forget(self._room.surplus(self._kept, self._layout.num_bytes))
         path = self._room.make(WRITING, self._layout.num_bytes)
         with path.open("r+b") as file:
             data = memoryview(mmap.mmap(file.fileno(), 0))
@@ -84,12 +82,12 @@ class Publisher:
         if self._room:
             self._room.close()
 
-    def _forget(self, left: int) -> None:
+    def _forget(self, digests: list[str]) -> None:
         assert self._room
-        for digest in self._kept[:-left]:
+        for digest in digests:
             for path in (self._room.folder / f"{digest}.json", self._room.folder / digest):
                 drop(path)
-        self._kept = self._kept[-left:]
+            self._kept.remove(digest)
 
     def _endpoint(self) -> Endpoint:
         end = time.monotonic() + self._seconds

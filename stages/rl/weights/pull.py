@@ -9,8 +9,8 @@ import pyarrow as pa
 from data.transport.client import Caller, Unreachable
 from stages.rl.weights.pieces import Name, Order, Outline, Traffic
 
-WINDOW = 64
-"""Pieces of one call."""
+WINDOW = 16
+"""Pieces of one call, few enough for slow links: what was under way when its time is over comes again."""
 CALL_SECONDS = 30.0
 """Of one call. What has come until then is kept; a source from which no piece came in that time is given up."""
 

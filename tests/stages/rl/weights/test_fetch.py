@@ -4,8 +4,10 @@ import copy
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,8 @@ from torch import Tensor
 
 from data.job import Job
 from stages.rl.messages import Source
-from stages.rl.weights.buffers import PREFIX, Room
-from stages.rl.weights.fetch import Weights
+from stages.rl.weights.buffers import PREFIX, Room, reading
+from stages.rl.weights.fetch import Arriving, Weights
 from stages.rl.weights.layout import DTYPES, Layout, views
 from stages.rl.weights.pieces import Outline
 from stages.rl.weights.publish import Publisher
@@ -40,11 +42,13 @@ ARCHITECTURE = ArchitectureConfig(
 class Taking:
     """An engine at the boundary: keeps what it is given."""
 
-    def __init__(self) -> None:
+    def __init__(self, several: bool = False) -> None:
         self.taken: list[tuple[int, bytes]] = []
+        self._several = several
 
     def update(self, weights: Any, version: int) -> None:
-        ((_, tensor),) = weights
+        (_, tensor), *others = weights
+        assert bool(others) == self._several
         self.taken.append((version, tensor.numpy().tobytes()))
 
 
@@ -192,6 +196,69 @@ def test_the_last_two_versions_can_be_fetched_and_older_ones_have_given_their_me
         held = sum(path.stat().st_size for path in publisher.folder.iterdir())
         assert held < 2.1 * found[0].num_bytes
         publisher.close()
+
+
+class Slow(Arriving):
+    """Needs a second for a version."""
+
+    def _put(self, index: int, data: memoryview) -> None:
+        assert self._outline
+        time.sleep(1.0 / len(self._outline))
+        super()._put(index, data)
+
+
+@pytest.mark.parametrize("relayed", [False, True])
+def test_actors_that_need_a_second_for_a_fetch_get_on_while_the_learner_publishes_every_300_ms(
+    start: Start, tmp_path: Path, relayed: bool
+) -> None:
+    wide = {"hidden_size": 640, "intermediate_size": 1280, "num_layers": 2, "num_heads": 4}
+    with distributed(Job()):
+        policy = load_policy(ModelConfig(architecture=ArchitectureConfig(max_positions=64, **wide)), 1)
+        learner = Learner(policy, OptimizerConfig(), 1e-2, 12, Job())
+        publisher = Publisher(learner, tmp_path / "0.json", tmp_path / "disk")
+        root = start(publisher.folder)
+        server = start(root.announced, "s1") if relayed else root
+        members = [Weights(root.announced, f"m{number}") for number in range(3)]
+        for weights in members:
+            weights._arriving = Slow()
+        engines = [Taking(several=True) for _ in members]
+        for version in range(20):
+            began = time.monotonic()
+            with torch.no_grad():
+                next(iter(learner.policy.parameters())).add_(0.01)
+            found = publisher.publish(version)
+            assert found
+            # They do not begin together: what one reads is not what the other one reads.
+            for weights in members[: 1 + version // 2]:
+                weights.want(found.model_copy(update={"endpoint": server.endpoint}))
+            while time.monotonic() < began + 0.3:
+                for weights, engine in zip(members, engines, strict=True):
+                    weights.hand_to(engine)
+                time.sleep(0.01)
+        for weights in members:
+            weights.close()
+        publisher.close()
+    for engine in engines:
+        versions = [version for version, _ in engine.taken]
+        assert len(versions) >= 3 and versions == sorted(set(versions)), versions
+        assert versions[-1] >= 12, versions
+
+
+def test_a_version_that_nobody_reads_is_not_kept_and_neither_is_one_without_room(
+    tmp_path: Path,
+) -> None:
+    room = Room(1000, tmp_path / "disk", tmp_path)
+    names = [f"v{number}" for number in range(10)]
+    for name in names:
+        room.make(name, 10)
+    assert room.surplus(names, 10) == names[:-1]
+    with ExitStack() as held:
+        for name in names[1:]:
+            reading(held.enter_context((room.folder / name).open("rb")).fileno())
+        assert room.surplus(names, 10) == ["v0", "v7", "v8"]
+        assert room.surplus(names, 2**60) == names[:-1]
+    assert room.surplus(names, 10) == names[:-1]
+    room.close()
 
 
 def test_when_a_relay_dies_its_member_goes_on_elsewhere_from_the_piece_where_it_was(
