@@ -35,10 +35,10 @@ def measure() -> dict[str, str | float]:
 def _replace(learner: EmulatedLearner) -> float:
     known = learner.learners.status()
     assert known
-    learner.coordinator.kill()
-    learner.coordinator.wait()
+    learner.candidates[0].kill()
+    learner.candidates[0].wait()
     killed = time.monotonic()
-    learner.coordinator = learner.begin_coordinator()
+    learner.candidates[0] = learner.begin_candidate()
     while True:
         learner.step(1)
         status = learner.learners.status()

@@ -5,6 +5,7 @@
 
 import argparse
 import heapq
+import math
 import os
 import random
 import signal
@@ -16,6 +17,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,6 +29,14 @@ from stages.rl.messages import Advance, Join, Lease, Rates, Source
 from stages.rl.store.client import ShardClient, Store
 
 REPORT_SECONDS = 1.0
+
+
+class Playing(NamedTuple):
+    """A group in a slot; times are monotonic ones. No two end at the very same one and begin at it as well."""
+
+    ends: float
+    begins: float
+    lease: Lease
 
 
 @dataclass(frozen=True)
@@ -80,12 +90,12 @@ class EmulatedActor:
         self.membership = Membership(endpoints / "coordinator.json", join)
         self._store = Store(endpoints)
         self._random = random.Random(name)
-        self._playing: list[tuple[float, str, Lease]] = []
+        self._playing: list[Playing] = []
         self._stop = ""
         self.done = self.wasted = 0
         """Groups that it has put, and those of them that the store had no use for."""
         self.used = 0.0
-        """Seconds in which slots were in use, in all slots together."""
+        """Seconds in which slots generated, in all slots together: neither puts nor waits for a lease are in it."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -100,27 +110,27 @@ class EmulatedActor:
         told_done, told_used = 0, 0.0
         while not self._stop and not self.membership.leave:
             for lease in self.membership.take(self.kind.slots - len(self._playing)):
-                heapq.heappush(self._playing, (self._ends(), lease.id, lease))
+                self._begin(lease)
             lost = self.membership.lost()
             if lost:
-                self._playing = [one for one in self._playing if one[1] not in lost]
+                self._playing = [one for one in self._playing if one.lease.id not in lost]
                 heapq.heapify(self._playing)
             now = time.monotonic()
-            first = self._playing[0][0] if self._playing else now + REPORT_SECONDS
+            first = self._playing[0].ends if self._playing else now + REPORT_SECONDS
             self.membership.wait(max(0.0, min(first - now, reported + REPORT_SECONDS - now)))
             now = time.monotonic()
-            self.used += (now - before) * len(self._playing)
+            self.used += sum(max(0.0, min(now, one.ends) - max(before, one.begins)) for one in self._playing)
             before = now
-            while self._playing and self._playing[0][0] <= now:
-                self._put(heapq.heappop(self._playing)[2])
+            while self._playing and self._playing[0].ends <= now:
+                self._put(heapq.heappop(self._playing).lease)
             if now - reported >= REPORT_SECONDS:
                 self._report(now - reported, self.done - told_done, self.used - told_used)
                 reported, told_done, told_used = now, self.done, self.used
 
-    def _ends(self) -> float:
-        if self.kind.stalls:
-            return float("inf")
-        return time.monotonic() + self.kind.seconds * self._random.uniform(1 - self.kind.spread, 1 + self.kind.spread)
+    def _begin(self, lease: Lease) -> None:
+        now, spread = time.monotonic(), self.kind.spread
+        takes = self.kind.seconds * self._random.uniform(1 - spread, 1 + spread)
+        heapq.heappush(self._playing, Playing(now + (math.inf if self.kind.stalls else takes), now, lease))
 
     def _put(self, lease: Lease) -> None:
         source = self.membership.source
@@ -145,13 +155,17 @@ class EmulatedActor:
 class EmulatedLearner:
     """Real shards and a real coordinator, and who takes what is ready without learning from it."""
 
-    def __init__(self, folder: Path, shards: int, window: int, lease_seconds: float = 30.0) -> None:
+    def __init__(
+        self, folder: Path, shards: int, window: int, lease_seconds: float = 30.0, candidates: int = 1
+    ) -> None:
         """`folder` is the attempt's."""
         self.folder, self.endpoints, self._shards, self._window = folder, folder / "endpoints", shards, window
+        self._count = candidates
         self._config = AsynchronousConfig(lease_seconds=lease_seconds)
         self.endpoints.mkdir(parents=True, exist_ok=True)
         self.processes = [self._begin_shard(number) for number in range(shards)]
-        self.coordinator = self.begin_coordinator()
+        self.candidates = {number: self.begin_candidate(number) for number in range(candidates)}
+        """For coordinator, by number."""
         self.clients = [ShardClient(self.endpoints / f"shard-{number:04d}.json") for number in range(shards)]
         self.learners = Learners(self.endpoints / "coordinator.json")
         self.version, self.cursor, self.ahead = 0, 0, set[int]()
@@ -161,9 +175,10 @@ class EmulatedLearner:
             client.restore(0, (), {})
         self._tell()
 
-    def begin_coordinator(self) -> subprocess.Popen[bytes]:
+    def begin_candidate(self, number: int = 0) -> subprocess.Popen[bytes]:
         """Also after a kill."""
         arguments = ["--attempt", self.folder, "--shards", self._shards, "--config", self._config.model_dump_json()]
+        arguments += ["--candidate", number, "--candidates", self._count, "--learners", "first"]
         return self._begin("stages.rl.coordinator", *arguments)
 
     def step(self, groups: int, seconds: float = 60.0) -> float:
@@ -193,7 +208,7 @@ class EmulatedLearner:
 
     def close(self) -> None:
         """End all processes."""
-        for process in (self.coordinator, *self.processes):
+        for process in (*self.candidates.values(), *self.processes):
             process.kill()
             process.wait()
 

@@ -14,10 +14,16 @@ from stages.rl.weights.routes import Routes
 GRACE_SECONDS = 3.0
 """So long a new coordinator waits for what the members of the last one hold."""
 RENEW_SECONDS = 1.0
-"""Between two signs of life."""
+"""Between two signs of life, where there are few members."""
+LONGEST_SECONDS = 2.5
+"""The same where there are many: less than `GRACE_SECONDS`, in which a new coordinator hears of all."""
+SIGNS_IN_A_LEASE = 6
+"""At least: a member that was slow a few times is not gone."""
+CALLS_A_SECOND = 200
+"""Of all members together, half a millisecond of CPU each; who has something to say does not wait for them."""
 HUNGRY_SECONDS = 0.2
-"""The same of an actor that wants more than it gets, where there are few."""
-CALLS_A_SECOND = 600
+"""Between two renewals of an actor that wants more than it gets, where there are few."""
+HUNGRY_CALLS_A_SECOND = 600
 """Of hungry actors all together."""
 AHEAD = 1
 """Leases that an actor may have beyond what it has room for, so that it begins the next one at once."""
@@ -29,19 +35,29 @@ class Coordinator:
     """Members, leases and routes of a run."""
 
     def __init__(
-        self, config: AsynchronousConfig, shards: int, home: str, start: str, before: Table, now: float
-    ) -> None:
-        """`home` is the learner's supernode; `before` is what the last coordinator has left behind."""
+        self, config: AsynchronousConfig, shards: int, home: str, start: str, before: Table, now: float,
+        learners: str = "",
+    ) -> None:  # fmt: skip
+        """`home` is the learner's supernode; `before` is what the last coordinator has left behind.
+
+        `learners` names the start of the learners that it serves.
+        """
         self.leases = Leases(
             start, shards, config.lease_seconds, config.max_attempts, drop=config.stale == "drop",
             losses=dict(before.losses), set_aside=dict(before.set_aside),
             expected={state.name for state in before.members if state.role == "actor"}, grace=now + GRACE_SECONDS,
         )  # fmt: skip
         self.members = Members(config.lease_seconds, before.gone)
-        self._before = {state.name: state for state in before.members}
+        # What ailed members under an earlier start of the learners is told no more: it would end each restart.
+        same = before.learners == learners
+        self._learners, self._since = learners, before.since if same and before.since is not None else now
+        self._before = {
+            state.name: state if same else state.model_copy(update={"trouble": ""}) for state in before.members
+        }
+        self._lease_seconds = config.lease_seconds
         self._unheard = now + config.lease_seconds
         self._routes = Routes(home)
-        self._start, self._began = start, now
+        self._start = start
         self._source: Source | None = None
         self._scores = deque(before.scores, maxlen=SCORES)
         self._quotas: dict[str, int] = {}
@@ -108,11 +124,11 @@ class Coordinator:
             self.leases.lost(name, why)
             self._routes.leave(name)
         self.leases.expire(now)
-        if self._before and now > self._unheard:
+        if self._before and now > self._unheard and self.leases.ready(now):
+            why = "not heard of since the coordinator was replaced"
             for state in self._before.values():
-                self.members.gone.append(
-                    state.model_copy(update={"gone": now, "why": "not heard of since the coordinator was replaced"})
-                )
+                self.leases.lost_before(state.name, state.held)
+                self.members.gone.append(state.model_copy(update={"gone": now, "why": why, "held": ()}))
             self._before = {}
         waiting = self.leases.count("ready") + self.leases.count("taken")
         prompts = self.leases.room + len(self.leases.leased()) if waiting or self.members.living else 0
@@ -139,7 +155,8 @@ class Coordinator:
             for name, member in self.members.living.items()
         ]
         return Table(
-            written=now, members=(*states, *self._before.values()), gone=tuple(self.members.gone),
+            written=now, learners=self._learners, since=self._since,
+            members=(*states, *self._before.values()), gone=tuple(self.members.gone),
             losses=dict(self.leases.losses), set_aside=dict(self.leases.set_aside), scores=tuple(self._scores),
         )  # fmt: skip
 
@@ -156,18 +173,19 @@ class Coordinator:
         if member.join.role != "actor":
             return 0
         quota = self._quotas.get(name, member.join.samples_at_once + AHEAD)
-        return max(0, min(want, quota - self.leases.held(name)))
+        return max(0, min(want, quota - len(self.leases.held(name))))
 
     def _seconds(self, hungry: bool) -> float:
-        if not hungry:
-            return RENEW_SECONDS
-        return min(RENEW_SECONDS, max(HUNGRY_SECONDS, len(self.members.living) / CALLS_A_SECOND))
+        members = len(self.members.living)
+        if hungry:
+            return min(RENEW_SECONDS, max(HUNGRY_SECONDS, members / HUNGRY_CALLS_A_SECOND))
+        longest = min(LONGEST_SECONDS, self._lease_seconds / SIGNS_IN_A_LEASE)
+        return min(longest, max(RENEW_SECONDS, members / CALLS_A_SECOND))
 
     def _troubles(self) -> dict[str, str]:
-        # What ailed members of an earlier coordinator is told no more: it would end each restart of the run.
-        late = [state for state in self.members.gone if state.gone is not None and state.gone >= self._began]
-        gone = {state.name: state.trouble for state in late if state.trouble}
-        return gone | {name: member.trouble for name, member in self.members.living.items() if member.trouble}
+        late = [state for state in self.members.gone if state.gone is not None and state.gone >= self._since]
+        found = {state.name: state.trouble for state in (*late, *self._before.values()) if state.trouble}
+        return found | {name: member.trouble for name, member in self.members.living.items() if member.trouble}
 
 
 def _load(member: Member) -> Load:

@@ -151,7 +151,11 @@ class Leases:
         return tuple(sorted(named - self._by_member.get(member, {}).keys()))
 
     def adopt(self, member: str, leases: Iterable[Lease], now: float) -> None:
-        """`member` has leases of another coordinator, which stay valid unless somebody else has the position."""
+        """`member` has leases of another coordinator, which stay valid unless somebody else has the position.
+
+        Also where their room was given to others meanwhile, since what is half played is worth more than the bound:
+        then more is out than the window for a while, and nothing new is given out until it is not.
+        """
         self._seen[member] = now
         self.expected.discard(member)
         for lease in leases:
@@ -197,6 +201,15 @@ class Leases:
             self._lose(position, f"lost with {member}: {why}")
         self._seen.pop(member, None)
 
+    def lost_before(self, member: str, positions: Iterable[int]) -> None:
+        """`member` of the coordinator before this one went with it, and had these; who has them now, keeps them."""
+        self.expected.discard(member)
+        for position in positions:
+            shelved = self._shelf(position)
+            if self._is_done(position) or position in self._stored or (shelved and shelved.state != "partial"):
+                continue
+            self._lose(position, f"lost with {member} and the coordinator")
+
     def expire(self, now: float) -> tuple[str, ...]:
         """Give out again what nobody has any more. Returns the members that were silent for too long."""
         silent = tuple(member for member, seen in self._seen.items() if now - seen > self.lease_seconds)
@@ -237,9 +250,9 @@ class Leases:
         """Shards that have said what they have."""
         return len(self._inventories)
 
-    def held(self, member: str) -> int:
-        """Leases that `member` has."""
-        return len(self._by_member.get(member, {}))
+    def held(self, member: str) -> tuple[int, ...]:
+        """Positions that `member` has."""
+        return tuple(self._by_member.get(member, {}).values())
 
     def leased(self) -> dict[int, Held]:
         """All leases, by position."""

@@ -34,8 +34,8 @@ class MemberState(Message):
     version: int = -1
     slots: int = 0
     in_flight: int = 0
-    held: int = 0
-    """Leases that it has."""
+    held: tuple[int, ...] = ()
+    """Positions that it has leases of, for the coordinator after this one: it may go together with this one."""
     relay: bool = False
     trouble: str = ""
     gone: float | None = None
@@ -79,7 +79,7 @@ class Member:
         """Share of the time in which its engine generated."""
         return min(1.0, self._busy / self._seconds) if self._seconds else 0.0
 
-    def state(self, held: int = 0, relay: bool = False) -> MemberState:
+    def state(self, held: tuple[int, ...] = (), relay: bool = False) -> MemberState:
         """For those who look at it."""
         seconds = self._seconds or math.inf
         return MemberState(

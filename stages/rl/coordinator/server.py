@@ -12,7 +12,7 @@ from data.transport.client import Unreachable
 from data.transport.server import Action, Server
 from stages.rl.coordinator.coordinator import Coordinator
 from stages.rl.coordinator.table import write_table
-from stages.rl.messages import Advance, Inventory, Join, Message, Renewal, Score
+from stages.rl.messages import Advance, Inventory, Join, Message, Orders, Renewal, Score
 from stages.rl.store.client import Restarted
 
 SECONDS = 1.0
@@ -30,12 +30,13 @@ class Why(Message):
 class CoordinatorServer(Server):
     """Actions: join, renew, advance, score, status, end."""
 
-    def __init__(self, host: str, coordinator: Coordinator, *, tls: bool = False) -> None:
-        self._coordinator = coordinator
-        self._lock = threading.Lock()
+    def __init__(self, host: str, coordinator: Coordinator, folder: Path, *, tls: bool = False) -> None:
+        """`folder`, the attempt's, gets the table."""
+        self._coordinator, self._folder = coordinator, folder
+        self._lock, self._writing = threading.Lock(), threading.Lock()
         actions = {
             "join": self._action(Join, coordinator.join),
-            "renew": self._action(Renewal, coordinator.renew),
+            "renew": Action(Renewal, self._renew),
             "advance": self._action(Advance, coordinator.advance),
             "score": self._action(Score, coordinator.score),
             "status": self._action(Message, lambda _, now: coordinator.status(now)),
@@ -50,11 +51,26 @@ class CoordinatorServer(Server):
 
         return Action(kind, locked)
 
-    def look_after(self, folder: Path, shards: Sequence[Callable[[], Inventory]]) -> None:
+    def _renew(self, renewal: Renewal) -> Orders:
+        """What ails one that goes is in the table before it goes: the learner has to hear of it, whoever tells it."""
+        with self._lock:
+            orders = self._coordinator.renew(renewal, time.time())
+        if renewal.leaving and renewal.trouble:
+            self._write()
+        return orders
+
+    def _write(self) -> None:
+        """The calls go on while the disk is slow."""
+        with self._writing:
+            with self._lock:
+                table = self._coordinator.table(time.time())
+            write_table(self._folder, table)
+
+    def look_after(self, shards: Sequence[Callable[[], Inventory]]) -> None:
         """Start the threads that ask each shard for what it has, and that sweep and write the table once a second."""
         for number, ask in enumerate(shards):
             threading.Thread(target=self._poll, args=(number, ask), name=f"shard {number}", daemon=True).start()
-        threading.Thread(target=self._sweep, args=(folder,), name="sweep", daemon=True).start()
+        threading.Thread(target=self._sweep, name="sweep", daemon=True).start()
 
     def _poll(self, number: int, ask: Callable[[], Inventory]) -> None:
         """A shard that does not answer keeps what it had; whoever waits for it waits on."""
@@ -69,10 +85,9 @@ class CoordinatorServer(Server):
                     self._coordinator.inventory(number, inventory, asked)
             time.sleep(max(0.0, asked + SECONDS - time.time()))
 
-    def _sweep(self, folder: Path) -> None:
+    def _sweep(self) -> None:
         while True:
             with self._lock:
                 self._coordinator.sweep(time.time())
-                table = self._coordinator.table(time.time())
-            write_table(folder, table)
+            self._write()
             time.sleep(SECONDS)

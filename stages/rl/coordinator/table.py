@@ -18,6 +18,10 @@ class Table(Message):
 
     written: float = 0.0
     """Unix time."""
+    learners: str = ""
+    """The start of the learners that its coordinator served."""
+    since: float | None = None
+    """Unix time of the first coordinator of that start: what has ailed members since then, the learners are told."""
     members: tuple[MemberState, ...] = ()
     gone: tuple[MemberState, ...] = ()
     """Those that went last, the newest last."""

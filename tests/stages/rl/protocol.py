@@ -149,13 +149,17 @@ class World:
         self.now += seconds
         self.coordinator.sweep(self.now)
 
-    def check_window(self, given: tuple[Lease, ...]) -> None:
-        """Nothing new is given out beyond the window.
+    def check_window(self, before: int, brought: int, given: tuple[Lease, ...]) -> None:
+        """Nothing new is given out beyond the window, and what is out beyond it, comes from elsewhere.
 
-        An actor that comes back late with leases of an earlier coordinator may bring more; then nothing new is given.
+        `before` groups were out before a call in which an actor `brought` leases of an earlier coordinator. They may
+        be more than the window has room for, as may be what a learner that went back to its checkpoint has to learn
+        from again; then nothing new is given out until all is within the window.
         """
+        out = self.coordinator.leases.out
+        assert out <= max(self.window, before + brought)
         if any(not lease.partial for lease in given):
-            assert self.coordinator.leases.out <= self.window
+            assert out <= self.window
             assert len(self.coordinator.leases.leased()) <= self.window
 
     # Actors
@@ -171,6 +175,9 @@ class World:
         if not actor.joined:
             self.coordinator.join(Join(member=actor.name, node="n", samples_at_once=8), self.now)
             actor.joined = True
+        living = self.coordinator.members.living.get(actor.name)
+        brought = len(actor.leases) if living and living.fresh else 0
+        before = self.coordinator.leases.out
         orders = self.coordinator.renew(
             Renewal(
                 member=actor.name,
@@ -181,7 +188,7 @@ class World:
             ),
             self.now,
         )
-        self.check_window(orders.leases)
+        self.check_window(before, brought, orders.leases)
         if not answered:
             return
         if orders.stranger:

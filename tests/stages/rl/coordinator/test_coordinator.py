@@ -7,9 +7,9 @@ from typing import Any
 
 from data.transport.endpoint import Endpoint
 from stages.rl.config import AsynchronousConfig
-from stages.rl.coordinator.coordinator import Coordinator
+from stages.rl.coordinator.coordinator import GRACE_SECONDS, LONGEST_SECONDS, Coordinator
 from stages.rl.coordinator.table import NAME, Table, read_table, write_table
-from stages.rl.messages import Advance, Ended, Inventory, Join, Orders, Rates, Renewal, Score, Source
+from stages.rl.messages import Advance, Ended, Inventory, Join, Orders, Rates, Renewal, Score, Shelved, Source
 
 CONFIG = AsynchronousConfig(lease_seconds=10.0, max_attempts=2)
 ROOT = Endpoint("10.0.0.1", 1, "t")
@@ -116,6 +116,63 @@ def test_trouble_and_scores_reach_the_learner_also_of_those_that_are_gone() -> N
     status = coordinator.status(1.0)
     assert status.troubles == {"a": "ParityError: off by 3"}
     assert [score.success for score in status.scores] == [0.5]
+
+
+def test_trouble_of_one_that_has_left_reaches_the_learner_after_a_replacement_and_no_later_start_of_learners() -> None:
+    first = Coordinator(CONFIG, 1, "home", "c", Table(), 0.0, "one")
+    for name in ("a", "b"):
+        _join(first, name)
+    _renew(first, "a", 0.0, trouble="ParityError: off by 3", leaving="it failed")
+    _renew(first, "b", 0.0, trouble="no source")
+    second = Coordinator(CONFIG, 1, "home", "d", first.table(1.0), 5.0, "one")
+    third = Coordinator(CONFIG, 1, "home", "e", second.table(6.0), 7.0, "one")
+    assert third.status(8.0).troubles == {"a": "ParityError: off by 3", "b": "no source"}
+    later = Coordinator(CONFIG, 1, "home", "f", third.table(8.0), 9.0, "two")
+    later.advance(Advance(version=3, source=SOURCE, window=8, cursor=0), 9.0)
+    later.inventory(0, Inventory(start="s", shelved=(), num_bytes=0, room=1), 9.0)
+    assert later.status(9.0).troubles == {}
+    later.sweep(30.0)  # b was not heard of
+    assert later.status(30.0).troubles == {} and len(later.table(30.0).gone) == 2
+
+
+def test_prompts_that_take_their_actor_and_the_coordinator_with_them_are_set_aside_in_the_end() -> None:
+    table = Table()
+    for number in range(2):
+        now = 100.0 * number
+        coordinator = _coordinator(table, now, f"c{number}", window=1)
+        coordinator.sweep(now + 20)
+        _join(coordinator, f"a{number}", now + 20)
+        (lease,) = _renew(coordinator, f"a{number}", now + 20, want=1).leases
+        assert lease.position == 0
+        table = coordinator.table(now + 21)
+    after = _coordinator(table, 200.0, "d", window=1)
+    after.sweep(220.0)
+    assert after.status(220.0).set_aside == {0: "tried 2 times; the last time lost with a1 and the coordinator"}
+
+
+def test_what_was_stored_in_time_is_no_loss_though_its_actor_and_the_coordinator_are_gone() -> None:
+    first = _coordinator(window=1)
+    _join(first, "a")
+    _renew(first, "a", 0.0, want=1)
+    after = _coordinator(first.table(0.0), 5.0, "d", window=1)
+    stored = (Shelved(position=0, attempt=0, state="ready"),)
+    after.inventory(0, Inventory(start="s", shelved=stored, num_bytes=0, room=1), 6.0)
+    after.sweep(20.0)
+    assert after.table(20.0).losses == {}
+
+
+def test_many_members_call_less_often_but_several_times_in_a_lease_and_before_a_new_coordinator_stops_waiting() -> None:
+    config = AsynchronousConfig(lease_seconds=30.0)
+    coordinator = Coordinator(config, 1, "home", "c", Table(), 0.0)
+    seconds = list[float]()
+    for number in range(2048):
+        _join(coordinator, f"a{number}")
+        seconds.append(_renew(coordinator, f"a{number}", 0.0).seconds)
+    assert (seconds[15], seconds[299], seconds[-1]) == (1.0, 1.5, LONGEST_SECONDS)
+    assert LONGEST_SECONDS < GRACE_SECONDS
+    short = _coordinator()
+    _join(short, "a")
+    assert _renew(short, "a", 0.0).seconds == 1.0
 
 
 def test_rates_are_summed_and_shown_for_each_actor() -> None:

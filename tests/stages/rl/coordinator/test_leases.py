@@ -67,7 +67,7 @@ def test_the_window_holds_between_a_put_and_the_next_inventory() -> None:
     assert leases.room == 0
     leases.inventory(0, _has(p0="taken"), asked=3.0)
     leases.advance(_advance(window=2, cursor=1, version=1))
-    assert leases.room == 1 and leases.held("a") == 1 and second.position == 1
+    assert leases.room == 1 and leases.held("a") == (1,) and second.position == 1
 
 
 def test_the_window_is_the_same_after_any_number_of_replacements() -> None:
@@ -106,6 +106,24 @@ def test_a_member_that_comes_late_loses_what_others_were_given() -> None:
     leases.grant("b", 1, 0.0)
     leases.adopt("a", held, 1.0)
     assert leases.renew("a", [lease.id for lease in held], 1.0) == (held[0].id,)
+
+
+def test_a_member_that_comes_late_may_bring_more_than_the_window_and_then_nothing_new_is_given_out() -> None:
+    first = _leases(_advance(window=2), set_aside={0: "tried 3 times"})
+    held = first.grant("a", 2, 0.0)
+    assert _positions(held) == [1, 2]
+    after = _leases(_advance(window=2))  # which knows neither a nor what was set aside
+    mine = after.grant("b", 2, 0.0)
+    assert _positions(mine) == [0, 1]
+    after.adopt("a", held, 1.0)
+    assert after.renew("a", [lease.id for lease in held], 1.0) == (held[0].id,)
+    assert after.out == 3 and after.grant("b", 1, 1.0) == ()
+    _store(after, "b", mine[0], 2.0)
+    after.inventory(0, _has(p0="ready"), asked=3.0)
+    after.advance(_advance(window=2, cursor=1))
+    assert after.out == 2 and after.grant("b", 1, 4.0) == ()
+    after.advance(_advance(window=2, cursor=2))
+    assert after.out == 1 and _positions(after.grant("b", 2, 5.0)) == [3]
 
 
 def test_leases_expire_and_are_given_out_again() -> None:

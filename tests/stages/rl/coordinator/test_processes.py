@@ -32,10 +32,10 @@ def test_leases_flow_again_within_5_s_of_a_kill_and_nothing_is_played_twice(lear
     for _ in range(3):
         learner.step(8)
     for _ in range(2):
-        learner.coordinator.kill()
-        learner.coordinator.wait()
+        learner.candidates[0].kill()
+        learner.candidates[0].wait()
         killed, granted = time.monotonic(), max(learner.trained) + 24
-        learner.coordinator = learner.begin_coordinator()
+        learner.candidates[0] = learner.begin_candidate()
         while max(learner.trained) <= granted:  # beyond all that the one before can have given out
             learner.step(4)
         assert time.monotonic() - killed < 5.0

@@ -1,0 +1,62 @@
+"""Three candidates as the learners start them, of which the one that leads is killed."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from benchmarks.emulated import EmulatedActor, EmulatedLearner, Kind
+from data.transport.endpoint import Endpoint
+
+QUICK = Kind(seconds=0.1, slots=2, samples=2)
+CANDIDATES = 3
+
+
+@pytest.fixture
+def learner(tmp_path: Path) -> Iterator[EmulatedLearner]:
+    """Two shards; a window of 24 groups."""
+    running = EmulatedLearner(tmp_path, shards=2, window=24, candidates=CANDIDATES)
+    yield running
+    running.close()
+
+
+def _until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def _leader(learner: EmulatedLearner) -> int:
+    """The one that listens where the coordinator is announced."""
+    port = Endpoint.read(learner.endpoints / "coordinator.json").port
+    (leads,) = [number for number, candidate in learner.candidates.items() if _listens(candidate.pid, port)]
+    return leads
+
+
+def _listens(process: int, port: int) -> bool:
+    return any(
+        one.laddr.port == port for one in psutil.Process(process).net_connections("tcp") if one.status == "LISTEN"
+    )
+
+
+def test_leases_flow_again_within_5_s_of_a_kill_of_the_candidate_that_leads(learner: EmulatedLearner) -> None:
+    actors = [EmulatedActor(learner.endpoints, f"a{number}", QUICK) for number in range(4)]
+    for _ in range(3):
+        learner.step(8)
+    for _ in range(2):
+        leads = _leader(learner)
+        learner.candidates[leads].kill()
+        learner.candidates[leads].wait()
+        killed, granted = time.monotonic(), max(learner.trained) + 24
+        while max(learner.trained) <= granted:  # beyond all that the one before can have given out
+            learner.step(4)
+        assert time.monotonic() - killed < 5.0
+        learner.candidates[leads] = learner.begin_candidate(leads)  # as its learner does
+        _until(lambda: _leader(learner) != leads)
+    for actor in actors:
+        actor.close()
+    assert len(set(learner.trained)) == len(learner.trained)
+    assert sum(actor.wasted for actor in actors) == 0
