@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -28,6 +29,12 @@ class Metrics:
         if self.events is None:
             return
         self.rows.append({"step": step, **values})
+        self.show(step, values)
+
+    def show(self, step: int, values: Mapping[str, float]) -> None:
+        """Show the values of `step` in TensorBoard, and nowhere else."""
+        if self.events is None or not values:
+            return
         entries = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         self.events.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=entries)))
 

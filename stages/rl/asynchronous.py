@@ -14,6 +14,7 @@ from stages.rl.batches import BatchLog
 from stages.rl.config import StageConfig
 from stages.rl.experience import make_experience
 from stages.rl.parts import Parts, commit_step, end_step
+from stages.rl.rates import curves, rates_log, rates_of
 from stages.rl.services import Services
 from stages.rl.state import State
 from stages.rl.summary import summarise
@@ -23,8 +24,10 @@ from stages.rl.update import update
 def train(config: StageConfig, algorithm: Algorithm, parts: Parts, folder: Path, job: Job, at_end: ExitStack) -> State:
     """The steps that are missing; the state after the last one. All ranks call it together."""
     rl, state, learner = config.rl, parts.state, parts.learner
-    log = BatchLog(folder, job.is_first)
-    log.resume(parts.first)
+    trained, rates = BatchLog(folder, job.is_first), rates_log(folder, job.is_first)
+    logs = (trained, rates)
+    for log in logs:
+        log.resume(parts.first)
     services = Services(config, parts, folder, job, at_end)
     batches = Batches(config, algorithm, parts, services, folder, job)
     services.publish(state)
@@ -34,7 +37,7 @@ def train(config: StageConfig, algorithm: Algorithm, parts: Parts, folder: Path,
         batch = batches.next(step, state)
         if batch is None:
             if committed < state.policy_version:
-                commit_step(parts, folder, state.policy_version, state, log)
+                commit_step(parts, folder, state.policy_version, state, logs)
             raise Stopped(f"rl: {parts.budget.why()}, committed step {state.policy_version} of {rl.steps}")
         services.tell(batch.state, learning=len(batch.offers))
         summary = summarise(batch.everything, batch.prompts, parts.journal.terms, parts.environment.max_turns)
@@ -47,7 +50,7 @@ def train(config: StageConfig, algorithm: Algorithm, parts: Parts, folder: Path,
         learned = update(learner, algorithm, experience, rl, (config.seed, step))
         updated = time.monotonic()
 
-        log.add(batch.rows)
+        trained.add(batch.rows)
         state = batch.state.done_with([offer.position for offer in batch.offers], (), {})
         state = state.after_step(state.cursor, summary.tokens, updated - started, summary.failed)
         services.publish(state)
@@ -58,10 +61,16 @@ def train(config: StageConfig, algorithm: Algorithm, parts: Parts, folder: Path,
         seconds |= {"waiting": waiting, "communication": communication, "step": ended - started}
         values = summary.metrics | batch.metrics | experience.metrics | learned | services.metrics()
         values |= {"prompts_set_aside": len(state.set_aside), **speeds(values, len(batch.kept), seconds)}
-        parts.log.step(step, values)
-        if end_step(config, parts, folder, step, state, log):
+        if step % rl.checkpoint.every_steps == 0:
+            values |= services.weights_bytes()
+        played = rates_of(step, state.policy_version, services.members())
+        rates.add(played)
+        parts.log.step(step, values, curves(played))
+        if end_step(config, parts, folder, step, state, logs):
             committed = step
     services.end("the run is done")
+    if left := services.left_over():
+        print(f"rl: the last step is done; left over, and not trained: {left}", flush=True)
     return state
 
 

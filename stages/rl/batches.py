@@ -1,13 +1,10 @@
 """The log of every training batch in asynchronous mode: which groups an update learned from, and where they were from.
 
-One row a group, in Parquet files beside the metrics, committed with the checkpoint that covers them; what lies beyond
-the checkpoint of a start is dropped, since those updates are made anew. The samples themselves are in
-trajectories/step-<step>-rank-<rank>.h5 (`stages.rl.journal`), where `groups` are the places below.
+One row a group (`stages.rl.rows`). The samples themselves are in trajectories/step-<step>-rank-<rank>.h5
+(`stages.rl.journal`), where `groups` are the places below.
 """
 
 import hashlib
-import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data.trajectories import Trajectories
+from stages.rl.rows import RowLog, row_files
 
 FOLDER = "batches"
 SCHEMA = pa.schema(
@@ -60,47 +58,17 @@ class Logged(NamedTuple):
     digest: str
 
 
-class BatchLog:
-    """Writes the log. Every rank has one; only the first rank writes."""
+class BatchLog(RowLog):
+    """Writes the log."""
 
     def __init__(self, folder: Path, job_is_first: bool) -> None:
         """`folder` is that of the attempt."""
-        self.folder, self.writes = folder / FOLDER, job_is_first
-        self.rows: list[Logged] = []
-
-    def resume(self, step: int) -> None:
-        """Go on after `step`, that of the checkpoint: what lies beyond it is dropped."""
-        self.rows = []
-        for path in batch_files(self.folder.parent) if self.writes else []:
-            if int(path.stem.removeprefix("step-")) > step:
-                path.unlink()
-
-    def add(self, rows: Sequence[Logged]) -> None:
-        """Note the groups of an update."""
-        if self.writes:
-            self.rows += rows
-
-    def commit(self, step: int) -> None:
-        """Make the updates up to `step` safe, just before the checkpoint that covers them."""
-        if not self.rows:
-            return
-        path = self.folder / f"step-{step:06d}.parquet"
-        path.parent.mkdir(exist_ok=True)
-        columns = [
-            pa.array(column, field.type) for column, field in zip(zip(*self.rows, strict=True), SCHEMA, strict=True)
-        ]
-        aside = path.with_name(path.name + ".writing")
-        with aside.open("wb") as stream:
-            pq.write_table(pa.table(columns, schema=SCHEMA), stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        aside.replace(path)
-        self.rows = []
+        super().__init__(folder / FOLDER, SCHEMA, job_is_first)
 
 
 def batch_files(folder: Path) -> list[Path]:
     """The committed files of the attempt `folder`, in the order of their steps."""
-    return sorted((folder / FOLDER).glob("step-*.parquet"))
+    return row_files(folder / FOLDER)
 
 
 def read_batches(folder: Path) -> pa.Table:

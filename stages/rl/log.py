@@ -20,6 +20,12 @@ LINE = (
     ("explained_variance", "explained {:.2f}"),
     ("gradient_norm", "gradient {:.2g}"),
     ("tokens_per_second", "{:,.0f} tokens/s"),
+    ("episodes_per_second", "{:.1f} episodes/s"),
+    ("staleness", "staleness {:.1f}"),
+    ("queue_depth", "{:.0f} in the queue"),
+    ("actors", "actors {:.0f}"),
+    ("actors_utilisation", "busy {:.0%}"),
+    ("waiting_share", "waiting {:.0%}"),
 )
 """Metrics in the line of a step, and how; one that the step has not is left out."""
 SHORT = 4
@@ -44,9 +50,13 @@ class StepLog:
             write_warnings(self.folder, self.watch.warned)
             self.progress = Progress(self.folder, self.steps, "steps", done=step, first=step)
 
-    def step(self, step: int, values: Mapping[str, float]) -> None:
-        """Note the values of `step`, print its line, and warn of what begins to look wrong."""
+    def step(self, step: int, values: Mapping[str, float], curves: Mapping[str, float] | None = None) -> None:
+        """Note the values of `step`, print its line, and warn of what begins to look wrong.
+
+        `curves` are for TensorBoard alone.
+        """
         self.metrics.log(step, **values)
+        self.metrics.show(step, curves or {})
         if self.progress is None:
             return
         shown = [text.format(values[name]) for name, text in LINE if name in values]

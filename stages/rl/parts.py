@@ -1,5 +1,6 @@
 """What the loops of all modes have in common: what a start begins with, and how a step ends."""
 
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import NamedTuple
@@ -19,10 +20,10 @@ from stages.environments.hash import environment_hash
 from stages.environments.registry import make
 from stages.environments.rewards import load_terms
 from stages.environments.self_test import NUM_TASKS, self_test
-from stages.rl.batches import BatchLog
 from stages.rl.config import StageConfig
 from stages.rl.journal import Journal
 from stages.rl.log import StepLog
+from stages.rl.rows import RowLog
 from stages.rl.state import State
 from stages.trainer.device import any_rank
 from stages.trainer.learner import Learner
@@ -77,7 +78,7 @@ def begin(
 
 
 def end_step(
-    config: StageConfig, parts: Parts, folder: Path, step: int, state: State, batches: BatchLog | None = None
+    config: StageConfig, parts: Parts, folder: Path, step: int, state: State, logs: Sequence[RowLog] = ()
 ) -> bool:
     """Commit `step` where it is due, and say whether it was. All ranks call it together.
 
@@ -87,19 +88,19 @@ def end_step(
     stop = any_rank(budget.must_stop())
     due = stop or step == rl.steps or step % rl.checkpoint.every_steps == 0
     if due:
-        commit_step(parts, folder, step, state, batches)
+        commit_step(parts, folder, step, state, logs)
         stop = stop or any_rank(budget.must_stop())
     if stop:
         raise Stopped(f"rl: {budget.why()}, committed step {step} of {rl.steps}")
     return due
 
 
-def commit_step(parts: Parts, folder: Path, step: int, state: State, batches: BatchLog | None = None) -> None:
-    """Commit `step`: its metrics, its log of batches, and then the checkpoint. All ranks call it together."""
+def commit_step(parts: Parts, folder: Path, step: int, state: State, logs: Sequence[RowLog] = ()) -> None:
+    """Commit `step`: its metrics, its further `logs`, and then the checkpoint. All ranks call it together."""
     with parts.budget.save(step):
         parts.log.commit(step)
-        if batches is not None:
-            batches.commit(step)
+        for log in logs:
+            log.commit(step)
         parts.learner.save(folder / "checkpoints", step, state.to_json())
 
 

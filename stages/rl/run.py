@@ -16,6 +16,8 @@ from stages.rl import asynchronous, synchronous
 from stages.rl.batches import batch_files
 from stages.rl.config import StageConfig
 from stages.rl.parts import Parts, begin
+from stages.rl.rates import FOLDER as RATES
+from stages.rl.rows import row_files
 from stages.rl.state import State
 from stages.rl.summary import check_metric_names
 from stages.trainer.device import distributed
@@ -45,7 +47,14 @@ def _publish(config: StageConfig, parts: Parts, state: State, folder: Path, mode
     journal = parts.journal
     commit_manifest(
         folder,
-        [*model, *journal.files(), *batch_files(folder), *metric_shards(folder), folder / WARNINGS],
+        [
+            *model,
+            *journal.files(),
+            *batch_files(folder),
+            *row_files(folder / RATES),
+            *metric_shards(folder),
+            folder / WARNINGS,
+        ],
         {**_first_and_last(folder), "steps": config.rl.steps, "tokens": state.tokens, "seconds": state.seconds},
         environment_hash=journal.environment_hash,
         tokenizer_digest=tokenizer_digest(parts.tokenizer),

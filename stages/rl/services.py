@@ -11,14 +11,16 @@ from data.job import Job
 from stages.rl.children import Children, endpoint
 from stages.rl.config import StageConfig
 from stages.rl.coordinator.client import Learners
+from stages.rl.coordinator.members import MemberState
 from stages.rl.coordinator.status import Status
 from stages.rl.journal import Journal
 from stages.rl.keeper import Keeper
 from stages.rl.messages import Advance, Source
 from stages.rl.parts import Parts
-from stages.rl.probe import make_probe
+from stages.rl.probe import Probe, make_probe, probe_again
 from stages.rl.state import State
 from stages.rl.weights.publish import Publisher
+from stages.rollout.parity import ParityError
 from stages.trainer.device import address_of
 
 QUIET_SECONDS = 10.0
@@ -26,7 +28,9 @@ QUIET_SECONDS = 10.0
 CANDIDATES = 3
 """Of Raft: one may be lost."""
 PROBED = 16
-"""Versions between two that carry a probe; the first one of a start does."""
+"""Versions between two for which the policy's answers to the known prompts are made anew."""
+ENDS = {error.__name__: error for error in (ParityError, ValueError)}
+"""Troubles of actors that end the run, as they would in synchronous mode: no other actor would do better."""
 
 
 def window_of(config: StageConfig) -> int:
@@ -53,11 +57,16 @@ class Services:
         self.keeper = at_end.enter_context(closing(Keeper(endpoint(folder, f"shard-{job.rank:04d}"))))
         self.published = 0
         self.source: Source | None = None
+        self.probe: Probe | None = None
+        """The policy's answers from time to time, of which those of each version are made by one forward pass."""
 
     def publish(self, state: State) -> None:
         """Hand out the weights, which are those of `state`, and tell shard and coordinator of it."""
-        probe = make_probe(self.learner, self.known).model_dump_json() if self.published % PROBED == 0 else ""
-        self.source = self.publisher.publish(state.policy_version, probe) or self.source
+        self.check()
+        if self.probe is None or self.published % PROBED == 0:
+            self.probe = make_probe(self.learner, self.known)
+        probe = probe_again(self.learner, self.probe)
+        self.source = self.publisher.publish(state.policy_version, probe.model_dump_json()) or self.source
         self.published += 1
         self.tell(state)
 
@@ -77,9 +86,23 @@ class Services:
                 )
             )
 
+    def check(self) -> None:
+        """Raise what ends the run: a child that ends again and again, and what an actor has told of itself."""
+        self.children.check()
+        status = self.status()
+        for member, trouble in status.troubles.items() if status else ():
+            name, _, why = trouble.partition(": ")
+            if name in ENDS:
+                raise ENDS[name](f"{why} (told by actor {member})")
+
     def status(self) -> Status | None:
         """What the coordinator has last said. Rank 0 alone knows."""
         return self.learners.status() if self.learners else None
+
+    def members(self) -> Sequence[MemberState]:
+        """The actors and the evaluator, as the coordinator has last said. Rank 0 alone knows."""
+        status = self.status()
+        return status.members if status else ()
 
     def given_up(self) -> Sequence[int]:
         """Positions that the coordinator has set aside."""
@@ -97,6 +120,19 @@ class Services:
             "actors_tokens_per_second": status.tokens_per_second,
             "episodes_per_second": status.episodes_per_second,
         }
+
+    def weights_bytes(self) -> dict[str, float]:
+        """Metric of the newest weights, which have gone to other supernodes; it asks the weights server."""
+        traffic = self.publisher.traffic() if self.source else None
+        crossed = traffic.crossed if traffic else {}
+        return {"weights_bytes_across": sum(crossed[max(crossed)].values())} if crossed else {}
+
+    def left_over(self) -> str:
+        """What was begun and will not be learned from, in words; "" where there is nothing. Rank 0 alone knows."""
+        status = self.status()
+        if status is None or not status.leased + status.ready + status.partial:
+            return ""
+        return f"{status.ready} groups that waited, {status.leased + status.partial} that were being played"
 
     def end(self, why: str) -> None:
         """Tell all actors to go."""

@@ -23,7 +23,7 @@ OWN_METRICS = frozenset(
         *("seconds_rollout", "seconds_experience", "seconds_update"),
         *("staleness", "staleness_max", "groups_stale", "queue_depth", "positions_set_aside"),
         *("seconds_waiting", "seconds_communication", "waiting_share", "samples_per_second"),
-        *("actors", "actors_utilisation", "actors_tokens_per_second", "episodes_per_second"),
+        *("actors", "actors_utilisation", "actors_tokens_per_second", "episodes_per_second", "weights_bytes_across"),
     }
 )
 """Metrics of the stage, whatever the algorithm."""

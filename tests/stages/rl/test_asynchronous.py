@@ -38,9 +38,11 @@ LIMIT = 300.0
 
 
 @contextmanager
-def actors(world: Any, config: Any, folder: Path, count: int) -> Generator[list[subprocess.Popen[bytes]]]:
-    """So many actors; they end with the block."""
-    started = [actor(world, config, folder, f"a{number}") for number in range(count)]
+def actors(
+    world: Any, config: Any, folder: Path, count: int, before: str = ""
+) -> Generator[list[subprocess.Popen[bytes]]]:
+    """So many actors, which run `before` first; they end with the block."""
+    started = [actor(world, config, folder, f"a{number}", before) for number in range(count)]
     try:
         yield started
     finally:
@@ -49,9 +51,11 @@ def actors(world: Any, config: Any, folder: Path, count: int) -> Generator[list[
             process.wait()
 
 
-def actor(world: Any, config: Any, folder: Path, name: str) -> subprocess.Popen[bytes]:
+def actor(world: Any, config: Any, folder: Path, name: str, before: str = "") -> subprocess.Popen[bytes]:
     arguments = [config.model_dump_json(), str(world.synth), str(world.sft), str(folder), name]
-    return subprocess.Popen([sys.executable, "-c", ACTOR, *arguments], env=os.environ | {"OMP_NUM_THREADS": "1"})
+    return subprocess.Popen(
+        [sys.executable, "-c", before + ACTOR, *arguments], env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
 
 
 def assert_each_position_was_trained_once(folder: Path, steps: int, prompts: int) -> None:
