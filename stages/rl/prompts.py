@@ -1,5 +1,6 @@
-"""Which prompts a step plays: a function of the seed, the cursor, and the prompts that were set aside."""
+"""Which prompts a step plays, and with which seeds: functions of the seed, the cursor, and what was set aside."""
 
+import hashlib
 from collections.abc import Set
 from functools import lru_cache
 
@@ -35,6 +36,11 @@ def row_at(seed: int, position: int, count: int) -> int:
     """The row at a position of the stream of prompts, of which there are `count`."""
     epoch, place = divmod(position, count)
     return int(_permutation(seed, epoch, count)[place])
+
+
+def request_seed(seed: int, step: int, slot: int, sample: int) -> int:
+    """A seed of 63 bits that depends on nothing but these four, so not on how many ranks share the work."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{step}/{slot}/{sample}".encode()).digest()[:8]) >> 1
 
 
 @lru_cache(maxsize=2)

@@ -1,21 +1,22 @@
-"""Rebuild a batch that was trained on in asynchronous mode: from the log of batches and the journals, nothing else."""
+"""Rebuild a batch that asynchronous mode has trained on, from the log of batches and the trajectories of its step."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow.compute as compute
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from tokenizers import Tokenizer
 
-from data.segments import Origin, read_groups, read_origins
-from data.trajectories import Trajectories
+from data.trajectories import Trajectories, read_trajectories
 from stages.rl.batches import FOLDER, Logged, digest, read_batches
+from stages.rl.prompts import request_seed
 
-SEGMENTS = "trajectories/groups-*.h5"
-"""Of the shards' journals, in the attempt's folder (`stages.rl.store.journal`); their names say which positions."""
+TRAJECTORIES = "trajectories"
+"""Folder of the attempt, as in `stages.rl.journal`."""
 
 
 class Rebuilt(NamedTuple):
@@ -23,25 +24,24 @@ class Rebuilt(NamedTuple):
 
     row: Logged
     group: Trajectories | None
-    """None where no journal has what was trained on."""
-    member: str
-    """The actor that ended it."""
+    """None where no file has its place."""
     wrong: str
     """Why it is not the group that was trained on; empty where it is."""
 
 
-def rebuild(folder: Path, step: int) -> list[Rebuilt]:
-    """The groups of the batch of `step` of the attempt `folder`, in their order.
+def rebuild(folder: Path, step: int, seed: int) -> list[Rebuilt]:
+    """The groups of the batch of `step` of the attempt `folder`, in their order; `seed` is the run's.
 
-    Each is compared with the digest of what the update read. ValueError where the log has no such step.
+    Each is compared with the digest of what the update read, and its seeds with those of its position and attempt.
+    ValueError where the log has no such step.
     """
     table = read_batches(folder)
     rows = [Logged(**row) for row in table.filter(compute.field("step") == step).to_pylist()]
     if not rows:
         steps = table["step"].unique().to_pylist()
         raise ValueError(f"{folder / FOLDER}: no step {step}; the log has steps {min(steps)} to {max(steps)}")
-    segments = _segments(folder, {row.position for row in rows})
-    return [_rebuild(row, segments) for row in sorted(rows, key=lambda row: row.place)]
+    groups = _groups(folder, step)
+    return [_compared(row, groups.get(row.place), seed) for row in sorted(rows, key=lambda row: row.place)]
 
 
 def show(console: Console, rebuilt: Sequence[Rebuilt], tokenizer: Path) -> int:
@@ -51,9 +51,9 @@ def show(console: Console, rebuilt: Sequence[Rebuilt], tokenizer: Path) -> int:
     """
     first = rebuilt[0].row
     table = Table(title=f"batch of step {first.step}, learned by version {first.version}", title_justify="left")
-    for column in ("place", "prompt", "position", "attempt", "actor", "rank", "shard", "versions", "staleness"):
+    for column in ("place", "prompt", "position", "attempt", "rank", "shard", "versions", "staleness"):
         table.add_column(column, no_wrap=column == "versions")
-    for column in ("rewards", "tokens", "digest"):
+    for column in ("rewards", "tokens", "first seed", "digest"):
         table.add_column(column)
     for one in rebuilt:
         table.add_row(*map(Text, _cells(one)))
@@ -69,40 +69,36 @@ def show(console: Console, rebuilt: Sequence[Rebuilt], tokenizer: Path) -> int:
     return int(bool(wrong))
 
 
-def _segments(folder: Path, positions: set[int]) -> dict[tuple[int, int], list[tuple[Path, int, Origin]]]:
-    """Where the whole groups of these positions are: by (position, attempt) their files and places."""
-    found: dict[tuple[int, int], list[tuple[Path, int, Origin]]] = {}
-    for path in sorted(folder.glob(SEGMENTS)):
-        first, last = map(int, path.stem.split("-")[1:3])
-        if not any(first <= position <= last for position in positions):
-            continue
-        for place, entry in enumerate(read_origins(path)):
-            if entry.whole and entry.position in positions:
-                found.setdefault((entry.position, entry.attempt), []).append((path, place, entry))
+def _groups(folder: Path, step: int) -> dict[int, Trajectories]:
+    """By place, what the ranks have learned from in `step` (`stages.rl.journal`)."""
+    found: dict[int, Trajectories] = {}
+    for path in sorted((folder / TRAJECTORIES).glob(f"step-{step:06d}-*.h5")):
+        shares, _ = read_trajectories(path)
+        for place in np.unique(shares.groups).tolist():
+            found[place] = shares.pick(np.flatnonzero(shares.groups == place))
     return found
 
 
-def _rebuild(row: Logged, segments: dict[tuple[int, int], list[tuple[Path, int, Origin]]]) -> Rebuilt:
-    """A group may have been played twice, by an actor that was thought dead; the digest says which one it was."""
-    candidates = segments.get((row.position, row.attempt), [])
-    for path, place, entry in candidates:
-        (group,) = read_groups(path, [place])
-        if digest(group).hex() == row.digest:
-            return Rebuilt(row, group, entry.member, "")
-    if not candidates:
-        return Rebuilt(row, None, "", f"no journal has attempt {row.attempt}: its file is gone from trajectories/")
-    names = ", ".join(path.name for path, _, _ in candidates)
-    return Rebuilt(row, None, candidates[0][2].member, f"what {names} has is not what was trained on")
+def _compared(row: Logged, group: Trajectories | None, seed: int) -> Rebuilt:
+    if group is None:
+        return Rebuilt(row, None, f"no file {TRAJECTORIES}/step-{row.step:06d}-rank-{row.rank:04d}.h5 has it")
+    if digest(group).hex() != row.digest:
+        return Rebuilt(row, group, "its samples are not those that were trained on")
+    seeds = [request_seed(seed, row.position, row.attempt, sample) for sample in range(row.samples)]
+    if group.seeds.tolist() != seeds:
+        return Rebuilt(row, group, f"its seeds are not those of position {row.position}, attempt {row.attempt}")
+    return Rebuilt(row, group, "")
 
 
 def _cells(one: Rebuilt) -> list[str]:
     row, group = one.row, one.group
     rewards = "" if group is None else " ".join(f"{reward:.2g}" for reward in group.rewards.tolist())
+    first = "" if group is None else str(group.seeds[0])
     versions = f"{row.oldest}" if row.oldest == row.newest else f"{row.oldest} to {row.newest}"
     return [
-        *(str(row.place), row.prompt_id[:12], str(row.position), str(row.attempt), one.member or "?"),
+        *(str(row.place), row.prompt_id[:12], str(row.position), str(row.attempt)),
         *(str(row.rank), str(row.shard), versions, str(row.version - row.oldest)),
-        *(rewards, str(row.tokens), "missing" if one.wrong else "same"),
+        *(rewards, str(row.tokens), first, "missing" if one.group is None else "another" if one.wrong else "same"),
     ]
 
 

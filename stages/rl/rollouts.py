@@ -1,6 +1,5 @@
 """Playing prompts: episodes of policy and environment, their rewards, and a table of trajectories."""
 
-import hashlib
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from stages.environments.base import BaseEnvironment, GraderError
 from stages.environments.processes import later, threads
 from stages.environments.rewards import VERIFIER, Episode, load_terms
 from stages.rl.config import RLConfig, StageConfig
+from stages.rl.prompts import request_seed
 from stages.rollout.engine import Engine
 from stages.rollout.episodes import encode_first, play_episodes
 from stages.rollout.flight import Played, Start
@@ -168,11 +168,6 @@ def finite(value: float, what: str) -> float:
     if not abs(value) <= float(np.finfo(np.float32).max):
         raise ValueError(f"{what} is {value}, but a reward must be a finite number; mend the term or its weight")
     return value
-
-
-def request_seed(seed: int, step: int, slot: int, sample: int) -> int:
-    """A seed of 63 bits that depends on nothing but these four, so not on how many ranks share the work."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/{step}/{slot}/{sample}".encode()).digest()[:8]) >> 1
 
 
 def tabulate(samples: Sequence[Rewarded], num_terms: int) -> Trajectories:

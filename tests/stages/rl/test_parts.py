@@ -9,8 +9,7 @@ from data.trajectories import Trajectories
 from stages.algorithms.kinds import Kind
 from stages.rl.config import RLConfig
 from stages.rl.experience import Experience
-from stages.rl.prompts import draw_prompts
-from stages.rl.rollouts import request_seed
+from stages.rl.prompts import draw_prompts, request_seed
 from stages.rl.samples import Samples, token_places
 from stages.rl.state import MAX_FAILURES, State
 from stages.rl.update import split

@@ -21,7 +21,8 @@ from data.warnings import read_warnings
 from stages.environments.rows import Rows
 from stages.rl import engine as rl_engine
 from stages.rl.config import StageConfig
-from stages.rl.rollouts import Player, request_seed
+from stages.rl.prompts import request_seed
+from stages.rl.rollouts import Player
 from stages.rl.run import run
 from stages.rollout.parity import ParityError
 from stages.trainer.learner import Learner
