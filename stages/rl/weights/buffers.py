@@ -22,8 +22,8 @@ WRITING = "writing"
 KEPT = 2
 """Versions that can be fetched; but for the time in which a new one is written in place of the older."""
 READ = 6
-"""Older ones that are kept while somebody reads them, where there is room: who needs longer for a fetch than the learner
-for a step would else never come to the end of one."""
+"""Older ones that are kept while somebody reads them, where there is room: who needs longer for a fetch than the
+learner for a step would else never come to the end of one."""
 
 
 class Room:
