@@ -23,7 +23,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -136,7 +136,8 @@ class Server(flight.FlightServerBase):
             if not isinstance(order, bytes):
                 raise pa.ArrowInvalid("a stream comes with an order")
             answer = self.put(order, Batches(reader, self._batch_bytes))
-            writer.write(pa.py_buffer(answer.model_dump_json().encode()))
+            with suppress(OSError):  # whoever put it is gone, and asks again if it comes back
+                writer.write(pa.py_buffer(answer.model_dump_json().encode()))
 
     def do_get(self, context: Any, ticket: flight.Ticket) -> flight.FlightDataStream:
         """See `get`."""

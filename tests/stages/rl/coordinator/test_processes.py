@@ -1,13 +1,16 @@
 """The coordinator's process, real shards, and emulated actors over real calls."""
 
 import json
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from benchmarks.emulated import EmulatedActor, EmulatedLearner, Kind
+from benchmarks.emulated import EmulatedActor, EmulatedLearner, Kind, actors
+from benchmarks.load_balance import WANTED, utilisation
 
 QUICK = Kind(seconds=0.1, slots=2, samples=2)
 
@@ -28,7 +31,7 @@ def _until(condition: Callable[[], object], seconds: float = 60.0) -> None:
 
 
 def test_leases_flow_again_within_5_s_of_a_kill_and_nothing_is_played_twice(learner: EmulatedLearner) -> None:
-    actors = [EmulatedActor(learner.endpoints, f"a{number}", QUICK) for number in range(4)]
+    four = [EmulatedActor(learner.endpoints, f"a{number}", QUICK) for number in range(4)]
     for _ in range(3):
         learner.step(8)
     for _ in range(2):
@@ -39,10 +42,10 @@ def test_leases_flow_again_within_5_s_of_a_kill_and_nothing_is_played_twice(lear
         while max(learner.trained) <= granted:  # beyond all that the one before can have given out
             learner.step(4)
         assert time.monotonic() - killed < 5.0
-    for actor in actors:
+    for actor in four:
         actor.close()
     assert len(set(learner.trained)) == len(learner.trained)
-    assert sum(actor.wasted for actor in actors) == 0
+    assert sum(actor.wasted for actor in four) == 0
 
 
 def test_an_actor_that_stalls_holds_up_no_batch_and_one_that_is_gone_none_longer_than_its_lease(
@@ -57,6 +60,28 @@ def test_an_actor_that_stalls_holds_up_no_batch_and_one_that_is_gone_none_longer
     stalled.close("told to")
     _until(lambda: learner.step(4) >= 0 and {0, 1} <= set(learner.trained))
     quick.close()
+
+
+def test_a_batch_that_needs_the_prompts_of_an_actor_that_stands_still_waits_no_longer_than_its_lease(
+    tmp_path: Path,
+) -> None:
+    learner = EmulatedLearner(tmp_path, shards=1, window=4, lease_seconds=3.0)
+    try:
+        with actors(learner.endpoints, 1, Kind(slots=2, stalls=True)) as (process,):
+            _until(lambda: (status := learner.learners.status()) and status.leased >= 2)
+            os.kill(process, signal.SIGSTOP)  # it never leaves, and never says a word again
+            quick = EmulatedActor(learner.endpoints, "quick", QUICK)
+            waits = [learner.step(4) for _ in range(3)]  # as many as the window has
+            assert max(waits) < 3.0 + 2.0, waits  # its lease, and a sweep
+            assert {0, 1} <= set(learner.trained)
+            quick.close()
+    finally:
+        learner.close()
+
+
+def test_with_a_quarter_at_half_speed_actors_generate_in_92_percent_of_the_time() -> None:
+    # Whatever else the machine does makes it less, never more.
+    assert any(utilisation(fast=6, slow=2, seconds=2.0, measured=10.0) >= WANTED for _ in range(3))
 
 
 def test_actors_that_go_are_in_the_table_with_the_reason(learner: EmulatedLearner) -> None:
