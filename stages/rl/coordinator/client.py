@@ -73,14 +73,16 @@ class Membership:
             self._rates = rates.model_copy(update=sums)
 
     def listens(self, relay: Endpoint | None) -> None:
-        """Where its relay hands weights on."""
-        self._relay = relay
-        self._wake.set()
+        """Where its relay hands weights on. Said at once where it is news: this is called between steps of an engine."""
+        if relay != self._relay:
+            self._relay = relay
+            self._wake.set()
 
     def complain(self, trouble: str) -> None:
         """What ails it, until it says something else; "" takes it back."""
-        self._trouble = trouble
-        self._wake.set()
+        if trouble != self._trouble:
+            self._trouble = trouble
+            self._wake.set()
 
     def wait(self, seconds: float) -> bool:
         """Wait for new leases or other orders. Returns whether there are any."""
