@@ -44,7 +44,10 @@ def log_of(attempt: Path, array: Array, task: int) -> Path:
 
 
 def processes(attempt: Path, array: Array | None = None) -> list[psutil.Process]:
-    """Live actors of an attempt, or of one of its arrays, on this machine; those that a person has started too."""
+    """Live actors of an attempt, or of one of its arrays, on this machine; those that a person has started too.
+
+    Not those of a Slurm job on this node: they end as jobs do.
+    """
     return [process for process in psutil.process_iter() if _runs(process, attempt, array)]
 
 
@@ -52,6 +55,7 @@ def _runs(process: psutil.Process, attempt: Path, array: Array | None) -> bool:
     try:
         line = process.cmdline()
         ours = MODULE in line and bool({str(attempt), str(attempt.resolve())} & set(line))
+        ours = ours and ("--array" in line or "SLURM_JOB_ID" not in process.environ())
         return ours and (array is None or array.name in line) and is_alive(process)
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return False

@@ -1,6 +1,8 @@
 """Actors as local processes: in sessions of their own, found by their command lines, none of them a stage's job."""
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -92,6 +94,20 @@ def test_more_are_added_and_all_end(request_of):
         assert time.monotonic() < gone
         time.sleep(0.05)
     assert all(array.over for array in read_arrays(attempt))
+
+
+def test_an_actor_by_hand_is_ended_unless_it_is_of_a_slurm_job_which_happens_to_be_on_this_node(request_of):
+    _, attempt, _ = request_of()
+    (attempt / "actors").mkdir()
+    command = [sys.executable, "-c", "import time; time.sleep(60)", "slurm.actor", str(attempt)]
+    mine = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    ours, theirs = subprocess.Popen(command, env=mine), subprocess.Popen(command, env=mine | {"SLURM_JOB_ID": "7"})
+    try:
+        assert end(attempt, lambda: True) == [str(ours.pid)]
+        assert ours.wait(10) != 0 and theirs.poll() is None
+    finally:
+        theirs.kill()
+        theirs.wait()
 
 
 def test_two_cores_have_one_learner_and_two_actors_on_a_thread_each(request_of):
