@@ -122,6 +122,8 @@ class World:
         self.state = self.checkpoint = State()
         self.taken: list[Group] = []
         self.late: list[Group] = []
+        self.untold: set[int] = set()
+        """Shards to which something came that the coordinator can't know of before it asks them."""
         self.actors: dict[str, Actor] = {}
         self.table = Table()
         self.coordinator = self._coordinator()
@@ -144,6 +146,7 @@ class World:
         shard = self.shards[number]
         if shard.shelf.restored:
             self.coordinator.inventory(number, shard.inventory(), self.now)
+            self.untold.discard(number)
 
     def sweep(self, seconds: float) -> None:
         self.now += seconds
@@ -161,6 +164,9 @@ class World:
         if any(not lease.partial for lease in given):
             assert out <= self.window
             assert len(self.coordinator.leases.leased()) <= self.window
+            shelved = {p for shard in self.shards for p in shard.known() if not self.state.is_done(p)}
+            if not self.untold:
+                assert len(shelved | set(self.coordinator.leases.leased())) <= self.window, "by what there really is"
 
     # Actors
 
@@ -218,6 +224,8 @@ class World:
         tokens = 9 if whole else (begun.tokens if begun and lease.partial else 0) + 1
         group = self._group(lease, whole=whole, tokens=tokens)
         verdict = self.shard_of(lease.position).put(group)
+        if lease.position not in self.coordinator.leases.leased():
+            self.untold.add(lease.position % len(self.shards))
         if verdict in ("not yet", "full", "pending") or forgets:
             return False
         del actor.leases[id]
@@ -231,6 +239,7 @@ class World:
 
     def arrive(self, index: int) -> None:
         group = self.late.pop(index)
+        self.untold.add(group.position % len(self.shards))
         self.shard_of(group.position).put(group)
 
     # Learner
@@ -238,6 +247,7 @@ class World:
     def start_learner(self) -> None:
         """From the checkpoint: the shards are restored, the coordinator is told."""
         self.state, self.taken = self.checkpoint, []
+        self.untold = set(range(len(self.shards)))
         for shard in self.shards:
             shard.restore(self.state)
         self.advance()
@@ -246,6 +256,7 @@ class World:
         """As the learner does when it finds that a shard was started anew."""
         if not self.shards[number].shelf.restored:
             self.shards[number].restore(self.state)
+            self.untold.add(number)
 
     def advance(self) -> None:
         state = self.state
