@@ -33,9 +33,9 @@ from stages.rl.messages import Advance, Shelved, Source
 from stages.rl.store.client import ShardClient
 
 COUNTS = (16, 64, 256, 512)
-SECONDS = 10.0
+SECONDS = 15.0
 """Of generation: a group of a reasoning model takes minutes, so the control plane does ten times its work here."""
-STEPS, WARM = 3, 1
+STEPS, WARM = 2, 1
 SHARDS = 2
 STALENESS = 2
 LEAST_RATIO, MOST_LATENCY = 31.0, 1.18

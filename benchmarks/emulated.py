@@ -109,8 +109,13 @@ class EmulatedActor:
         reported = before = time.monotonic()
         told_done, told_used = 0, 0.0
         while not self._stop and not self.membership.leave:
+            now, over = time.monotonic(), list[Lease]()
+            while self._playing and self._playing[0].ends <= now:
+                over.append(heapq.heappop(self._playing).lease)
             for lease in self.membership.take(self.kind.slots - len(self._playing)):
                 self._begin(lease)
+            for lease in over:  # while the next ones are played, as a real actor puts
+                self._put(lease)
             lost = self.membership.lost()
             if lost:
                 self._playing = [one for one in self._playing if one.lease.id not in lost]
@@ -121,8 +126,6 @@ class EmulatedActor:
             now = time.monotonic()
             self.used += sum(max(0.0, min(now, one.ends) - max(before, one.begins)) for one in self._playing)
             before = now
-            while self._playing and self._playing[0].ends <= now:
-                self._put(heapq.heappop(self._playing).lease)
             if now - reported >= REPORT_SECONDS:
                 self._report(now - reported, self.done - told_done, self.used - told_used)
                 reported, told_done, told_used = now, self.done, self.used
