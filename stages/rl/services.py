@@ -122,10 +122,10 @@ class Services:
         }
 
     def weights_bytes(self) -> dict[str, float]:
-        """Metric of the newest weights, which have gone to other supernodes; it asks the weights server."""
+        """Bytes of a version that went to other supernodes: of the one before the newest, which is still on its way."""
         traffic = self.publisher.traffic() if self.source else None
         crossed = traffic.crossed if traffic else {}
-        return {"weights_bytes_across": sum(crossed[max(crossed)].values())} if crossed else {}
+        return {"weights_bytes_across": sum(crossed[sorted(crossed)[-2:][0]].values())} if crossed else {}
 
     def left_over(self) -> str:
         """What was begun and will not be learned from, in words; "" where there is nothing. Rank 0 alone knows."""
