@@ -3,6 +3,10 @@
 Leases are advice: the shards decide what is trained on. So all that is here is either a fact that somebody else keeps
 (what is done with, what lies in the shards) or a promise that may be broken (a lease), and the room in the window is
 worked out from them each time, never counted up and down (a count would drift with each recovery).
+
+What is promised of the window: nothing new is given out beyond it. More than it may be out for a while by what comes
+from elsewhere: leases of an earlier coordinator whose actors come late, and groups that are learned from again after
+the learner went back to its checkpoint. Then nothing new is given out until all is within it.
 """
 
 import heapq
