@@ -29,7 +29,7 @@ CLOCK_SECONDS = 120
 MEMORY_BYTES = 8 * 2**30
 """Address space of a process: torch alone, where a reward imports it, maps some GiB."""
 SIDE_BY_SIDE = 4
-"""Calls at the same time."""
+"""Calls at the same time, where nobody says otherwise."""
 SERVE = "import sys; sys.path[:] = {path}; from stages.environments.processes import serve; serve()"
 
 
@@ -108,9 +108,9 @@ def reason(error: BaseException) -> str:
 
 
 @contextmanager
-def threads() -> Generator[ThreadPoolExecutor]:
-    """Threads that wait for calls; at the end those that have not begun are dropped."""
-    pool = ThreadPoolExecutor(SIDE_BY_SIDE, "grading")
+def threads(count: int = SIDE_BY_SIDE) -> Generator[ThreadPoolExecutor]:
+    """`count` threads that wait for calls; at the end those that have not begun are dropped."""
+    pool = ThreadPoolExecutor(count, "grading")
     try:
         yield pool
     finally:

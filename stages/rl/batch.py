@@ -154,7 +154,7 @@ class Batches:
 
     def _waits(self, state: State, there: int, seconds: float, pause: float) -> bool:
         """Told of each pause while groups are missing; whether to stop. All ranks call it together."""
-        self.services.children.check()
+        self.services.check()
         self.parts.budget.waited(pause)
         message = self.patience.waits(there, self.config.rl.prompts_per_step, seconds)
         if message:

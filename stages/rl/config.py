@@ -46,9 +46,13 @@ class AsynchronousConfig(Section):
     """An actor that finds no learner for so long ends."""
     tls: bool = False
     """Encrypt all that goes between processes, with a certificate that each start makes for itself."""
+    environment_calls: PositiveInt = 16
+    """Answers of a slow environment, and terms of the reward, that an actor has under way, each in a process of its
+    own. More than there are cores are of use where they wait for something."""
     evaluate_every: int = Field(default=0, ge=0)
     """Versions between two that the evaluator scores while training goes on; 0: there is no evaluator."""
     evaluate_prompts: PositiveInt = 128
+    """Of the validation split, which is neither trained on nor scored by the evaluate stage."""
 
 
 class RLConfig(Section):

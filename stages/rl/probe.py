@@ -61,6 +61,25 @@ def make_probe(learner: Learner, prompts: Sequence[Sequence[int]]) -> Probe:
     )
 
 
+@torch.no_grad()
+def probe_again(learner: Learner, last: Probe) -> Probe:
+    """The same for newer weights, by one forward pass: of each answer of `last` as much as the policy still says.
+
+    What it says now instead of the first token that differs comes behind. All ranks call it together.
+    """
+    shown = [(list(prompt), list(answer)) for prompt, answer in zip(last.prompts, last.tokens, strict=True)]
+    likely, chosen = policy_logits(learner.policy, pack(shown)).log_softmax(-1).max(-1)
+    tokens, logprobs, at = list[tuple[int, ...]](), list[tuple[float, ...]](), 0
+    for _, answer in shown:
+        part = slice(at, at + len(answer))
+        now = chosen[part].tolist()
+        same = int(np.cumprod([a == b for a, b in zip(now, answer, strict=True)]).sum())
+        tokens.append(tuple(now[: same + 1]))
+        logprobs.append(tuple(likely[part].tolist()[: same + 1]))
+        at = part.stop
+    return last.model_copy(update={"tokens": tuple(tokens), "logprobs": tuple(logprobs)})
+
+
 def check_probe(engine: Engine, probe: Probe, sampling: SamplingConfig) -> float:
     """Let the engine answer, while nothing is in flight. Returns the largest difference in nats; ParityError beyond it.
 
@@ -72,7 +91,7 @@ def check_probe(engine: Engine, probe: Probe, sampling: SamplingConfig) -> float
     apart: list[float] = []
     for one, tokens, logprobs in zip(made, probe.tokens, probe.logprobs, strict=True):
         same = int(np.cumprod([a == b for a, b in zip(one.tokens, tokens, strict=False)]).sum())
-        compared = min(same + 1, len(one.tokens))
+        compared = min(same + 1, len(one.tokens), len(tokens))
         theirs = np.array(logprobs[:compared], np.float32)
         apart += differences(one.logprobs[:compared], theirs).tolist()
     if probe.limit.exceeded(np.array(apart)):

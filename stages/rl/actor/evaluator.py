@@ -1,4 +1,8 @@
-"""The evaluator scores published versions while training goes on: greedily, on rows of the evaluation split."""
+"""The evaluator scores published versions while training goes on: greedily, on rows of the validation split.
+
+Its scores may be used to choose a version, or a setting; so it leaves the evaluation split alone, on which the evaluate
+stage judges what was chosen. No stage trains on the validation split; sft measures its loss there.
+"""
 
 import time
 from pathlib import Path
@@ -8,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from checkpoints.manifest import Result
 from data.job import Job
+from data.rows import Row
 from data.shards import read_split
 from stages.environments.base import BaseEnvironment
 from stages.rl.actor.loop import IDLE_SECONDS, announced
@@ -19,7 +24,7 @@ from stages.rollout.engine import Engine
 from stages.rollout.episodes import encode_first, play_episodes
 from stages.rollout.flight import Start
 
-SPLIT = "evaluation"
+SPLIT = "validation"
 RETRY_SECONDS = 0.5
 
 
@@ -36,7 +41,7 @@ def evaluate(
 ) -> None:
     """Score each version that is due, and the newest one where several have come in the meantime."""
     settings = config.rl.asynchronous
-    rows = read_split(inputs["synth"].folder, SPLIT).slice(0, settings.evaluate_prompts).to_pylist()
+    rows = held_out(inputs["synth"], settings.evaluate_prompts)
     last: int | None = None
     while not (job.stop_requested or membership.leave or membership.silence > 60 * settings.patience_minutes):
         weights.want(membership.source)
@@ -62,6 +67,16 @@ def evaluate(
         membership.report(Rates(seconds=seconds, busy=seconds, tokens=tokens, episodes=len(played), version=last))
         _send(folder, Score(version=last, prompts=len(played), success=success, seconds=seconds), job)
     membership.close("told to stop" if job.stop_requested else membership.leave)
+
+
+def held_out(synth: Result, count: int) -> list[Row]:
+    """`count` rows of the validation split, whose order by their ids, which are hashes, is one by chance."""
+    if not synth.paths(f"{SPLIT}/"):
+        raise ValueError(
+            f"rl.asynchronous.evaluate_every: {synth.folder} has no {SPLIT} split to score the policy on; set "
+            "synth.validation_share above 0, or evaluate_every to 0"
+        )
+    return read_split(synth.folder, SPLIT).sort_by("id").slice(0, count).to_pylist()
 
 
 def _send(folder: Path, score: Score, job: Job) -> None:

@@ -6,16 +6,18 @@ A group that is half played is put into the store as trajectories too. There a s
 
 import math
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
 from data.rows import Row
 from data.trajectories import Trajectories
 from stages.rl.messages import Lease
-from stages.rl.rollouts import Judge, Rewarded, Terms, request_seed, tabulate
+from stages.rl.prompts import request_seed
+from stages.rl.rollouts import Judge, Rewarded, Terms, tabulate
 from stages.rollout.engine import Completion
 from stages.rollout.flight import Begun, Played, Start
 
@@ -32,6 +34,8 @@ class Group:
     kept: dict[int, Trajectories] = field(default_factory=dict[int, Trajectories])
     """Those that another actor has ended, each a table of one."""
     ended: dict[int, tuple[Played, Terms]] = field(default_factory=dict[int, tuple[Played, Terms]])
+    grading: dict[int, Future[Any]] = field(default_factory=dict[int, Future[Any]])
+    """Of those that have ended, the terms of the reward that are computed in a process of their own."""
     interrupted: dict[int, Played] = field(default_factory=dict[int, Played])
 
     @staticmethod
@@ -58,6 +62,11 @@ class Group:
         """Whether each sample has ended."""
         return not self.playing and not self.interrupted
 
+    @property
+    def is_graded(self) -> bool:
+        """Whether the terms of those that have ended are there, or take no time."""
+        return all(future.done() for future in self.grading.values())
+
     def table(self, judge: Judge) -> Trajectories:
         """All samples in their order. Waits for the terms of the reward. Raises their ValueError."""
         return self._table(judge, {n: judge.rewarded(0, n, *sample) for n, sample in self.ended.items()})
@@ -65,9 +74,11 @@ class Group:
     def half(self, judge: Judge) -> Trajectories | None:
         """What there is of it; None where nothing was said. Samples whose terms are still computed have not ended."""
         rewarded: dict[int, Rewarded] = {}
+        late = {number for number, future in self.grading.items() if not future.done()}
         for number, (played, terms) in self.ended.items():
-            rewarded[number] = judge.rewarded(0, number, played, terms)
-        for number, played in self.interrupted.items():
+            if number not in late:
+                rewarded[number] = judge.rewarded(0, number, played, terms)
+        for number, played in (self.interrupted | {number: self.ended[number][0] for number in late}).items():
             if played.tokens and all(played.observations):
                 rewarded[number] = Rewarded(0, played, 0, [math.nan] * len(judge.terms), None)
         return self._table(judge, rewarded) if rewarded or self.kept else None

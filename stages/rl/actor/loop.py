@@ -1,15 +1,18 @@
 """The loop of an actor: take leases and weights, play, put what has ended."""
 
-import time
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 from transformers import PreTrainedTokenizerFast
 
 from data.job import Job
+from data.trajectories import Trajectories
+from data.transport.client import Unreachable
 from stages.environments.base import BaseEnvironment
-from stages.environments.processes import later
+from stages.rl.actor.beginnings import Beginnings
 from stages.rl.actor.group import Group, begun_again
 from stages.rl.actor.puts import Puts
 from stages.rl.actor.rates import Meter
@@ -24,10 +27,12 @@ from stages.rl.weights.fetch import Weights
 from stages.rl.weights.relay import Relay
 from stages.rollout.engine import Engine
 from stages.rollout.episodes import Episodes, encode_first
-from stages.rollout.flight import Played
+from stages.rollout.flight import AnotherAnswer, Played
 
-LEAVE_SECONDS = 6.0
+LEAVE_SECONDS = 3.0
 """That an actor which is told to go takes for handing back what it has."""
+LAST_SECONDS = 1.5
+"""For its last word to the coordinator."""
 REPORT_SECONDS = 0.5
 IDLE_SECONDS = 0.02
 
@@ -54,10 +59,14 @@ class Actor:
         pool: ThreadPoolExecutor,
         member: str,
         job: Job,
+        gives_up: threading.Event,
     ) -> None:
-        """`train` is the split that prompts are drawn from; slow environments and terms compute in `pool`."""
+        """`train` is the split that prompts are drawn from; slow environments and terms compute in `pool`.
+
+        `gives_up` ends what waits for `store`.
+        """
         self.config, self.engine, self.tokenizer, self.train, self.job = config, engine, tokenizer, train, job
-        self.membership, self.store, self.weights, self.relay, self.pool = membership, store, weights, relay, pool
+        self.membership, self.weights, self.relay, self.pool = membership, weights, relay, pool
         self.judge = Judge(config.rl, environment, engine.context)
         engine.start(config.rl.sampling)
         self.episodes = Episodes(
@@ -68,9 +77,12 @@ class Actor:
             pool,
             budget=config.rl.asynchronous.partial_tokens,
         )
-        self.puts, self.meter = Puts(store, membership, member), Meter()
         self.most = prompts_at_once(config)
+        self.puts, self.beginnings = Puts(store, membership, member, 2 * self.most), Beginnings(store)
+        self.meter, self.gives_up = Meter(engine, self.episodes, config.rl.sampling.slots), gives_up
         self.groups: dict[str, Group] = {}
+        self.played: dict[str, Group] = {}
+        """All said, while terms of their reward are still computed."""
         self.keys: dict[int, tuple[str, int]] = {}
         """(Lease, number of the sample) of what the engine plays."""
         self.next_key, self.has_weights, self.is_checked = 0, False, False
@@ -86,22 +98,27 @@ class Actor:
                 self._play()
             else:
                 self.membership.wait(IDLE_SECONDS)
+            self._put_graded()
             self.puts.check()
             self._report()
         return why
 
     def leave(self, why: str) -> None:
-        """Hand back all that is held, with what was played of it, and go."""
+        """Hand back all that is held, with what was played of it, and go, whether or not the others answer."""
         halted = self.episodes.halt(self.keys)
         for key, played in halted.items():
             lease, number = self.keys.pop(key)
             self._interrupted(self.groups[lease], number, played)
-        for group in list(self.groups.values()):
-            self._put(group)
-        self.puts.wait(LEAVE_SECONDS)
+        for group in [*self.played.values(), *self.groups.values()]:
+            self._put(group, whole=group.is_whole and group.is_graded)
+        self.played, self.groups = {}, {}
+        if not self.puts.wait(LEAVE_SECONDS):
+            self.gives_up.set()
+            self.puts.wait(LAST_SECONDS)
         self.puts.close()
+        self.beginnings.close()
         self._report(now=True)
-        self.membership.close(why)
+        self.membership.close(why, LAST_SECONDS)
 
     def _reason_to_go(self) -> str:
         minutes = self.config.rl.asynchronous.patience_minutes
@@ -115,6 +132,8 @@ class Actor:
         self.membership.listens(self.relay.appointed(self.membership.relays))
         self.weights.want(self.membership.source)
         for lease in self.membership.lost():
+            self.beginnings.forget(lease)
+            self.played.pop(lease, None)
             group = self.groups.pop(lease, None)
             if group:
                 self._drop(group)
@@ -146,42 +165,60 @@ class Actor:
             self.episodes.add(key, played.start, begun_again(played))
 
     def _begin_groups(self) -> None:
-        room = self.most - len(self.groups) if len(self.puts) < self.most else 0
-        for lease in self.membership.take(room):
+        # All that is played comes to be put, and has room then.
+        room = min(self.most, self.puts.room - len(self.played)) - len(self.groups) - len(self.beginnings)
+        for lease in self.membership.take(max(0, room)):
+            if lease.partial:
+                self.beginnings.fetch(lease)
+            else:
+                self._begin(lease, None)
+        for lease, future in self.beginnings.arrived():
             try:
-                self._begin(lease)
-            except ValueError as error:
-                group = self.groups.pop(lease.id, None)
-                if group:
-                    self._drop(group)
-                self.membership.ended(lease.id, "failed", str(error))
+                half = future.result()
+            except Unreachable as error:
+                self.membership.ended(lease.id, "handed back", str(error))
+            else:
+                self._begin(lease, half)
 
-    def _begin(self, lease: Lease) -> None:
+    def _begin(self, lease: Lease, half: Trajectories | None) -> None:
+        try:
+            self._add(lease, half)
+        except ValueError as error:
+            group = self.groups.pop(lease.id, None)
+            if group:
+                self._drop(group)
+            self.membership.ended(lease.id, "failed", str(error))
+
+    def _add(self, lease: Lease, half: Trajectories | None) -> None:
         config = self.config
         (row,), _ = draw_prompts(config.seed, self.train["id"], lease.position, 1, frozenset())
         task = self.train.slice(row, 1).to_pylist()[0]
         prompt = encode_first(self.engine, self.tokenizer, task["id"], task["prompt"])
         group = Group.of(lease, task, prompt, config.seed, config.rl.samples_per_prompt)
-        half = self.store.begun(lease.position) if lease.partial else None
         if half is not None:
             group.go_on_with(half)
         self.groups[lease.id] = group
         for number in sorted(group.playing):
-            key, self.next_key = self.next_key, self.next_key + 1
-            self.keys[key] = lease.id, number
-            self.episodes.add(key, group.starts[number], group.begun.get(number))
+            self._go_on(group, number)
         if not group.playing:
-            self._put(group)
+            self._is_played(group)
+
+    def _go_on(self, group: Group, number: int) -> None:
+        key, self.next_key = self.next_key, self.next_key + 1
+        self.keys[key] = group.lease.id, number
+        self.episodes.add(key, group.starts[number], group.begun.get(number))
 
     def _play(self) -> None:
-        began = time.perf_counter()
         generates = self.episodes.in_flight > 0
-        for key, played in self.episodes.step():
-            lease, number = self.keys.pop(key)
+        for key, played in list(self.episodes.step()):
+            lease, number = self.keys.pop(key, ("", 0))
             group = self.groups.get(lease)
             if group is None:
-                continue
-            if isinstance(played, ValueError):
+                continue  # it was dropped
+            if isinstance(played, AnotherAnswer):
+                del group.begun[number]
+                self._go_on(group, number)
+            elif isinstance(played, ValueError):
                 del self.groups[lease]
                 self._drop(group)
                 self.membership.ended(lease, "failed", str(played))
@@ -190,25 +227,32 @@ class Actor:
             else:
                 self._ended(group, number, played)
             if lease in self.groups and not group.playing:
-                self._put(group)
-        if generates:
-            self.meter.busy += time.perf_counter() - began
-        else:
+                self._is_played(group)
+        if not generates:
             self.membership.wait(IDLE_SECONDS / 10)
 
     def _ended(self, group: Group, number: int, played: Played) -> None:
         self.meter.episodes += 1
-        self.meter.tokens += len(played.tokens)
         group.playing.discard(number)
-        group.ended[number] = played, later(self.pool if self.judge.slow else None, self.judge.terms_of, played)
+        if self.judge.slow:
+            group.grading[number] = self.pool.submit(self.judge.terms_of, played)
+            group.ended[number] = played, group.grading[number].result
+        else:
+            group.ended[number] = played, partial(self.judge.terms_of, played)
 
     def _interrupted(self, group: Group, number: int, played: Played) -> None:
         group.playing.discard(number)
         group.interrupted[number] = played
 
-    def _put(self, group: Group) -> None:
-        del self.groups[group.lease.id]
-        whole = group.is_whole
+    def _is_played(self, group: Group) -> None:
+        self.played[group.lease.id] = self.groups.pop(group.lease.id)
+
+    def _put_graded(self) -> None:
+        for lease in [lease for lease, group in self.played.items() if group.is_graded]:
+            group = self.played.pop(lease)
+            self._put(group, group.is_whole)
+
+    def _put(self, group: Group, whole: bool) -> None:
         self.puts.put(group.lease, lambda: (group.table if whole else group.half)(self.judge), whole)
 
     def _drop(self, group: Group) -> None:
@@ -219,8 +263,7 @@ class Actor:
 
     def _report(self, *, now: bool = False) -> None:
         if now or self.meter.age > REPORT_SECONDS:
-            slots = self.config.rl.sampling.slots
-            self.membership.report(self.meter.report(self.engine.version, slots, self.episodes.in_flight))
+            self.membership.report(self.meter.report())
             self.membership.complain(self.weights.trouble)
             self.job.beat(f"version {self.engine.version}: {len(self.groups)} prompts")
 

@@ -18,7 +18,9 @@ SIDE_BY_SIDE = 4
 class Puts:
     """Puts groups, and tells the coordinator what has become of their leases."""
 
-    def __init__(self, store: Store, membership: Membership, member: str) -> None:
+    def __init__(self, store: Store, membership: Membership, member: str, bound: int) -> None:
+        """`bound` is how many may be under way."""
+        self._bound = bound
         self._store, self._membership, self._member = store, membership, member
         self._pool = ThreadPoolExecutor(SIDE_BY_SIDE, "puts")
         self._under_way: set[Future[None]] = set()
@@ -28,15 +30,21 @@ class Puts:
         """Groups that are under way."""
         return len(self._under_way)
 
+    @property
+    def room(self) -> int:
+        """Groups that may be put without waiting for others."""
+        return self._bound - len(self._under_way)
+
     def put(self, lease: Lease, table: Callable[[], Trajectories | None], whole: bool) -> None:
-        """Put what `table` returns, in a thread; a ValueError of it is the prompt's fault."""
+        """Put what `table` returns, in a thread."""
+        assert self.room > 0
         future = self._pool.submit(self._put, lease, table, whole)
         with self._lock:
             self._under_way.add(future)
         future.add_done_callback(self._is_done)
 
     def check(self) -> None:
-        """Raise what a put has failed of; it is no fault of the prompt."""
+        """Raise what one has failed of, such as a ValueError for a reward that is no number."""
         for future in list(self._under_way):
             if future.done():
                 self._under_way.discard(future)
@@ -54,11 +62,7 @@ class Puts:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _put(self, lease: Lease, table: Callable[[], Trajectories | None], whole: bool) -> None:
-        try:
-            trajectories = table()
-        except ValueError as error:
-            self._membership.ended(lease.id, "failed", str(error))
-            return
+        trajectories = table()
         if trajectories is not None:
             try:
                 self._store.put(lease, trajectories, whole, self._member)

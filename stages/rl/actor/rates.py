@@ -5,36 +5,42 @@ import time
 import torch
 
 from stages.rl.messages import Rates
+from stages.rollout.engine import Engine
+from stages.rollout.episodes import Episodes
 
 
 class Meter:
-    """Counts between two reports."""
+    """Measures between two reports: tokens as the engine makes them, and the time in which it does."""
 
-    def __init__(self) -> None:
-        self._since = time.monotonic()
-        self.busy, self.tokens, self.episodes = 0.0, 0, 0
+    def __init__(self, engine: Engine, episodes: Episodes, slots: int) -> None:
+        """`slots` are the sequences that the engine has room for."""
+        self._engine, self._playing, self._slots = engine, episodes, slots
+        self.episodes = 0
+        self._begin()
 
-    def report(self, version: int, slots: int, in_flight: int) -> Rates:
-        """What was counted since the last report."""
-        now = time.monotonic()
+    def report(self) -> Rates:
+        """What was done since the last report."""
         rates = Rates(
-            seconds=now - self._since,
-            tokens=self.tokens,
+            seconds=self.age,
+            tokens=self._engine.progress - self._tokens,
             episodes=self.episodes,
-            busy=self.busy,
+            busy=self._playing.seconds - self._busy,
             device=utilisation(),
-            version=version,
-            slots=slots,
-            in_flight=in_flight,
+            version=self._engine.version,
+            slots=self._slots,
+            in_flight=self._playing.in_flight,
         )
-        self._since = now
-        self.busy, self.tokens, self.episodes = 0.0, 0, 0
+        self._begin()
         return rates
 
     @property
     def age(self) -> float:
         """Seconds since the last report."""
         return time.monotonic() - self._since
+
+    def _begin(self) -> None:
+        self._since, self._tokens, self._busy = time.monotonic(), self._engine.progress, self._playing.seconds
+        self.episodes = 0
 
 
 def utilisation() -> float | None:

@@ -1,5 +1,6 @@
 """An actor, or the evaluator: loads the model, joins the run, and works until it is sent home or told to stop."""
 
+import threading
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from stages.rl.messages import Join
 from stages.rl.store.client import Store
 from stages.rl.weights.fetch import Weights
 from stages.rl.weights.relay import Relay
+from stages.rollout.parity import ParityError
 from stages.trainer.device import address_of
 
 
@@ -54,13 +56,24 @@ def run(config: StageConfig, inputs: dict[str, Result], folder: Path, job: Job, 
         relay = at_end.enter_context(
             closing(Relay(announced(folder, "weights"), own, member, address_of(job), job.supernode, tls=settings.tls))
         )
-        pool = at_end.enter_context(threads())
-        store = Store(
-            folder / "endpoints", 60 * settings.patience_minutes, lambda: job.stop_requested or bool(membership.leave)
-        )
+        pool = at_end.enter_context(threads(settings.environment_calls))
+        gives_up = threading.Event()
+        store = Store(folder / "endpoints", 60 * settings.patience_minutes, gives_up.is_set)
         actor = Actor(
-            config, engine, tokenizer, environment, train, membership, store, weights, relay, pool, member, job
-        )
-        why = actor.run()
+            config, engine, tokenizer, environment, train, membership, store, weights, relay, pool, member, job,
+            gives_up,
+        )  # fmt: skip
+        try:
+            why = actor.run()
+        except (ParityError, ValueError) as error:
+            tell_the_learner(membership, error)
+            raise
         print(f"{member} leaves: {why}", flush=True)
         actor.leave(why)
+
+
+def tell_the_learner(membership: Membership, error: Exception) -> None:
+    """Of what ends the run (`stages.rl.services.ENDS`): another actor would do no better."""
+    trouble = f"{type(error).__name__}: {error}"
+    membership.complain(trouble)
+    membership.close(trouble)
