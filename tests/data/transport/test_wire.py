@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from data.trajectories import Trajectories
 from data.transport import trajectories as wire
 from data.transport.client import Caller, Unreachable
-from data.transport.server import Action, Server
+from data.transport.server import Action, Batches, Server
 
 
 def play(count: int = 5, length: int = 4) -> Trajectories:
@@ -148,3 +148,35 @@ def test_threads_share_a_caller_and_each_call_counts_once(first: Once) -> None:
     for call in calls:
         call.join()
     assert sorted(answers) == sorted(t + 1 for t in range(8) for _ in range(50)) and first.calls == 400
+
+
+class Slow(Once):
+    """Takes streams, and answers when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers, self.ended = threading.Event(), threading.Event()
+
+    def put(self, order: bytes, batches: Batches) -> BaseModel:
+        for _ in batches:
+            pass
+        self.answers.wait(30.0)
+        return Number(n=1)
+
+    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        super().do_put(context, descriptor, reader, writer)
+        self.ended.set()
+
+
+def test_a_caller_that_has_gone_before_the_answer_to_its_stream_is_no_failure_of_the_server(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    server = Slow()
+    batch = pa.record_batch({"a": [1]})
+    with pytest.raises(Unreachable):
+        Caller(server.endpoint).put(Number(n=0), batch.schema, lambda: [batch], Number, seconds=0.5)
+    server.answers.set()
+    assert server.ended.wait(30.0)
+    assert "Traceback" not in capfd.readouterr().err
+    assert Caller(server.endpoint).call("add", Number(n=1), Number).n == 2
+    server.shutdown()
