@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from pyarrow import flight
 
+from stages.rl.weights.buffers import is_read
 from stages.rl.weights.pieces import Order, Outline
 from stages.rl.weights.pull import Failed, Refused, Replaced, outline_of, pull, traffic
 from tests.stages.rl.weights.conftest import Server, Start, until
@@ -213,6 +214,43 @@ def test_a_member_that_dies_in_the_middle_costs_the_others_nothing(
         member.kill()
     assert fetched(relay, one, "s1") == random.Random(1).randbytes(64 * PIECE)
     assert traffic(root.caller).crossed == {1: {"s1": one.num_bytes}}
+
+
+def test_readers_whose_nodes_vanish_keep_neither_a_thread_nor_a_version_beyond_their_deadline(
+    start: Start, published: Publish, tmp_path: Path
+) -> None:
+    one, root = published(1, 64 * PIECE, piece=PIECE), start(tmp_path / "published")
+    fetched(root, one)
+    tasks = Path(f"/proc/{root.process.pid}/task")
+    before = len(list(tasks.iterdir()))
+    program = MEMBER.replace("0, put)", "0, put, seconds=2.0)")
+    command = [sys.executable, "-c", program, str(root.announced), one.digest]
+    members = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(3)]
+    try:
+        for member in members:
+            assert member.stdout and member.stdout.readline() == b"0\n"
+            member.send_signal(signal.SIGSTOP)  # it neither reads nor hangs up: so a node that has vanished looks
+        until(lambda: not is_read(tmp_path / "published" / one.digest), 20)
+        until(lambda: len(list(tasks.iterdir())) <= before + 2, 20)
+    finally:
+        for member in members:
+            member.kill()
+            member.wait()
+    assert fetched(root, one) == random.Random(1).randbytes(64 * PIECE)
+
+
+def test_a_root_that_was_started_anew_says_that_it_counts_from_zero(
+    start: Start, published: Publish, tmp_path: Path
+) -> None:
+    one, root = published(1), start(tmp_path / "published", name="root")
+    fetched(root, one, "s1")
+    before = traffic(root.caller)
+    assert before.crossed == {1: {"s1": one.num_bytes}} and before.start == root.endpoint.start
+    root.process.kill()
+    root.process.wait()
+    root = start(tmp_path / "published", name="root")
+    after = traffic(root.caller)
+    assert after.crossed == {} and after.start not in ("", before.start)
 
 
 def test_a_server_ends_with_its_parent_and_starts_without_torch(published: Publish, tmp_path: Path) -> None:
