@@ -73,7 +73,7 @@ class Membership:
             self._rates = rates.model_copy(update=sums)
 
     def listens(self, relay: Endpoint | None) -> None:
-        """Where its relay hands weights on. Said at once where it is news: this is called between steps of an engine."""
+        """Where its relay hands weights on. Called between steps of an engine, so said at once only where new."""
         if relay != self._relay:
             self._relay = relay
             self._wake.set()
