@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,10 +24,15 @@ from data.transport.server import end_with
 from data.transport.trajectories import batches, schema
 from stages.rl.messages import Lease
 from stages.rl.store.client import ShardClient
+from stages.rl.store.sending import STREAMS
 
 GROUPS, SAMPLES, TOKENS = 256, 16, 4096
 """0.9 MB a group, 220 MB in all."""
 ACTORS = 8
+SIDE_BY_SIDE = 4
+"""Groups that an actor has under way (`stages.rl.actor.puts`)."""
+TOGETHER = SIDE_BY_SIDE // STREAMS
+"""So many go in one stream."""
 ROUNDS = 5
 WRITE_BYTES = 2**23
 
@@ -93,7 +98,7 @@ def _store(folder: Path, group: Trajectories) -> float:
             lease = Lease(id=str(position), position=position, attempt=0)
             assert clients[position % ACTORS].put(lease, group, True, "actor") == "kept"
 
-        seconds = _seconds(put)
+        seconds = _seconds(put, GROUPS, ACTORS * SIDE_BY_SIDE)
     for path in (folder / "trajectories").iterdir():
         path.unlink()
     return seconds
@@ -107,12 +112,13 @@ def _flight(folder: Path, group: Trajectories) -> float:
             descriptor = flight.FlightDescriptor.for_command(b"put")
             writer, reader = clients[number % ACTORS].do_put(descriptor, schema(1))
             with writer:
-                for batch in batches(group):
-                    writer.write_batch(batch)
+                for _ in range(TOGETHER):
+                    for batch in batches(group):
+                        writer.write_batch(batch)
                 writer.done_writing()
                 assert reader.read() is not None
 
-        return _seconds(put)
+        return _seconds(put, GROUPS // TOGETHER, ACTORS * STREAMS)
 
 
 def _disk(folder: Path, total: int) -> float:
@@ -128,16 +134,16 @@ def _disk(folder: Path, total: int) -> float:
     return seconds
 
 
-def _seconds(put: Callable[[int], None]) -> float:
-    """Of all groups; each actor has a connection and one group under way, as a real one has."""
-    with ThreadPoolExecutor(ACTORS) as pool:
+def _seconds(put: Callable[[int], None], puts: int, threads: int) -> float:
+    """Of all `puts`, so many `threads` at a time."""
+    with ThreadPoolExecutor(threads) as pool:
         began = time.perf_counter()
-        list(pool.map(lambda actor: [put(number) for number in range(actor, GROUPS, ACTORS)], range(ACTORS)))
+        list(pool.map(lambda first: [put(number) for number in range(first, puts, threads)], range(threads)))
         return time.perf_counter() - began
 
 
 @contextmanager
-def _server(folder: Path, command: Sequence[str]) -> Iterator[Path]:
+def _server(folder: Path, command: Sequence[str]) -> Generator[Path]:
     announced = folder / "endpoints" / "server.json"
     announced.parent.mkdir(exist_ok=True)
     announced.unlink(missing_ok=True)

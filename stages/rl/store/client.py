@@ -12,7 +12,9 @@ from data.trajectories import Trajectories
 from data.transport.client import Caller, Unreachable
 from data.transport.trajectories import batches, read_batches, schema
 from stages.rl.messages import Inventory, Lease, Message, Shelved
-from stages.rl.store.wire import Again, Answer, Ask, Division, Done, Nothing, Offer, Restore, Take
+from stages.rl.store.sending import Sending, Sent
+from stages.rl.store.shelf import Verdict
+from stages.rl.store.wire import Again, Answer, Answers, Ask, Division, Done, Nothing, Offer, Offers, Restore, Take
 
 Put = Literal["kept", "duplicate", "stale"]
 Stop = Callable[[], bool]
@@ -38,13 +40,15 @@ class ShardClient:
     def __init__(self, path: Path, seconds: float = 60.0) -> None:
         """`path` is its announcement, ATTEMPT/endpoints/shard-0000.json; calls try for `seconds`, then Unreachable."""
         self._caller, self._seconds, self._start = Caller(path, max(seconds, 1.0)), seconds, ""
+        self._sending = Sending(self._send)
 
     def put(
         self, lease: Lease, trajectories: Trajectories, whole: bool, member: str, stop: Stop = lambda: False
     ) -> Put:
         """Give it a group; when it returns, the group is durable or of no use.
 
-        Waits while the shard has no room or was not restored, until `stop` says so: GaveUp.
+        Waits while the shard has no room or was not restored, until `stop` says so: GaveUp. What several threads put
+        at the same time goes there together.
         """
         offer = Offer(
             position=lease.position,
@@ -55,19 +59,19 @@ class ShardClient:
             tokens=len(trajectories.tokens),
             num_bytes=num_bytes(trajectories),
         )
-        kind, pause = schema(trajectories.terms.shape[1]), WAIT_SECONDS[0]
+        pause = WAIT_SECONDS[0]
         while True:
-            answer = self._caller.put(offer, kind, lambda: batches(trajectories), Answer, again=self._seconds)
-            while answer.verdict not in ("kept", "duplicate", "stale"):
+            verdict = self._sending.put(offer, trajectories)
+            while verdict not in ("kept", "duplicate", "stale"):
                 if stop():
-                    raise GaveUp(f"position {lease.position}: the shard says {answer.verdict!r}")
+                    raise GaveUp(f"position {lease.position}: the shard says {verdict!r}")
                 time.sleep(pause)
                 pause = min(2 * pause, WAIT_SECONDS[1])
-                answer = self._caller.call("offer", offer, Answer, again=self._seconds)
-                if answer.verdict == "kept":
+                verdict = self._caller.call("offer", offer, Answer, again=self._seconds).verdict
+                if verdict == "kept":
                     break
             else:
-                return answer.verdict
+                return verdict
 
     def begun(self, position: int) -> Trajectories | None:
         """The half-played group of a position, if it has one."""
@@ -107,6 +111,15 @@ class ShardClient:
     def division(self) -> Division:
         """Which one it is, of how many."""
         return self._caller.call("division", Nothing(), Division, again=self._seconds)
+
+    def _send(self, groups: Sequence[Sent]) -> Sequence[Verdict]:
+        offers = Offers(groups=tuple(one.offer for one in groups))
+        kind = schema(groups[0].group.terms.shape[1])
+
+        def stream() -> Iterator[pa.RecordBatch]:
+            return (batch for one in groups for batch in batches(one.group))
+
+        return self._caller.put(offers, kind, stream, Answers, again=self._seconds).verdicts
 
     def _ask(self, action: str, message: Message, answer: type[M]) -> M:
         try:

@@ -20,6 +20,8 @@ from data.trajectories import Trajectories
 from stages.rl.store.shelf import Group
 
 FOLDER = "trajectories"
+SMALL_BYTES = 2**26
+"""Of a segment; a trained one that is smaller is merged with others (`stages.rl.store.merging`)."""
 
 
 class Name(NamedTuple):
@@ -60,12 +62,15 @@ class Journal:
     ) -> None:
         """`folder` is the attempt's; `start` names this process for good, and is part of its files' names."""
         self.folder, self.shard, self.shards, self.start = folder / FOLDER, shard, shards, start
-        self.attributes = dict(attributes)
+        self.attributes = {**attributes, "shard": shard, "shards": shards}
         self.folder.mkdir(parents=True, exist_ok=True)
         self._numbers, self._lock = count(), threading.Lock()
         self._where: dict[Group, tuple[Segment, int]] = {}
         self._memory: dict[Group, Trajectories] = {}
         """Of what this process has written and nobody has ended yet: no more than the shelf lets in."""
+        self._closed: set[Path] = set()
+        """Small segments of this shard whose groups nobody will ask for; they were trained on."""
+        self._loads = 0
 
     def remove_torn(self) -> None:
         """Delete what earlier processes of this shard, which are gone, have left half written."""
@@ -75,9 +80,9 @@ class Journal:
 
     def write(self, origins: Sequence[Origin], parts: Sequence[Trajectories]) -> list[Group]:
         """Make groups durable, all of them in one segment."""
-        path = self._path([entry.position for entry in origins])
+        path = self.path([entry.position for entry in origins])
         aside = path.with_name(path.name + ASIDE)
-        write_segment(aside, origins, parts, {**self.attributes, "shard": self.shard, "shards": self.shards})
+        write_segment(aside, origins, parts, self.attributes)
         groups = [group_of(entry) for entry in origins]
         segment = Segment(path, len(groups))
         with self._lock:  # so `load` finds it either on disk or not at all
@@ -90,10 +95,12 @@ class Journal:
     def load(self, cursor: int) -> list[Group]:
         """All groups of this shard that may not be done with, from what lies on disk; what was known is forgotten."""
         with self._lock:
-            self._where, self._memory = {}, {}
+            self._where, self._memory, self._closed, self._loads = {}, {}, set(), self._loads + 1
             for path in self.files():
                 if Name.of(path).may_have(cursor, self.shard, self.shards):
                     self._load(path)
+                elif Name.of(path).last < cursor:
+                    self._close(path)
             return list(self._where)
 
     def read(self, groups: Sequence[Group]) -> list[Trajectories]:
@@ -121,6 +128,28 @@ class Journal:
         """All segments, of all shards."""
         return sorted(self.folder.glob("groups-*.h5"))
 
+    def closed(self) -> tuple[int, list[Path]]:
+        """Small segments that nobody will ask for, by position, and what `replace` has to be told."""
+        with self._lock:
+            return self._loads, sorted(self._closed)
+
+    def replace(self, parts: Collection[Path], merged: Path, load: int) -> bool:
+        """Remove `parts`, all of whose groups `merged` has, unless a `load` has found use for them in the meantime."""
+        with self._lock:
+            if load != self._loads:
+                return False
+            for path in parts:
+                path.unlink(missing_ok=True)
+            self._closed.difference_update(parts)
+            self._close(merged)
+        return True
+
+    def path(self, positions: Sequence[int]) -> Path:
+        """A new segment's."""
+        span = f"{min(positions):010d}-{max(positions):010d}"
+        number = next(self._numbers)
+        return self.folder / f"groups-{span}-of-{self.shards:04d}-{self.shard:04d}-{self.start}-{number:06d}.h5"
+
     def _end(self, groups: Collection[Group], *, needed: bool) -> None:
         for group in groups:
             with self._lock:
@@ -129,6 +158,8 @@ class Journal:
                 segment.open -= 1
                 segment.needed |= needed
                 empty = not segment.open and not segment.needed
+                if not segment.open and segment.needed:
+                    self._close(segment.path)
             if empty:
                 segment.path.unlink(missing_ok=True)  # a kill before it only leaves it for the next start
 
@@ -141,10 +172,11 @@ class Journal:
                 self._where[group_of(entry)] = segment, place
                 segment.open += 1
 
-    def _path(self, positions: Sequence[int]) -> Path:
-        span = f"{min(positions):010d}-{max(positions):010d}"
-        number = next(self._numbers)
-        return self.folder / f"groups-{span}-of-{self.shards:04d}-{self.shard:04d}-{self.start}-{number:06d}.h5"
+    def _close(self, path: Path) -> None:
+        name = Name.of(path)
+        own = (name.shards, name.shard) == (self.shards, self.shard)
+        if own and path.exists() and path.stat().st_size < SMALL_BYTES:
+            self._closed.add(path)
 
 
 def group_of(entry: Origin) -> Group:

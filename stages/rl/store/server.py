@@ -15,8 +15,9 @@ from data.transport.server import Action, Batches, Server
 from data.transport.trajectories import batches, read_batches, schema
 from stages.rl.messages import Inventory, Shelved
 from stages.rl.store.journal import Journal, group_of
+from stages.rl.store.merging import Merging
 from stages.rl.store.shelf import Group, Shelf, Verdict
-from stages.rl.store.wire import Again, Answer, Ask, Division, Done, Nothing, Offer, Restore, Take
+from stages.rl.store.wire import Again, Answer, Answers, Ask, Division, Done, Nothing, Offer, Offers, Restore, Take
 from stages.rl.store.writing import Waiting, Writers
 
 SPARE = 4
@@ -46,21 +47,19 @@ class ShardServer(Server):
         self._shelf, self._journal, self._num_terms = shelf, journal, num_terms
         self._lock = threading.Lock()
         self._incoming = 0
-        self._writers = Writers(journal, self._settle, current)
+        self._writers, self._merging = Writers(journal, self._settle, current), Merging(journal, current)
 
-    def put(self, order: bytes, batches: Batches) -> Answer:
-        """The verdict of the group that comes. One that has to wait is not kept in memory, and comes again."""
-        offer = self.message(Offer, order)
-        verdict = self._enter(offer)
-        if verdict != "kept":
-            for _ in batches:
-                pass
-            return Answer(verdict=verdict)
-        try:
-            return Answer(verdict=self._keep(offer, self._receive(offer, batches)))
-        finally:
-            with self._lock:
-                self._incoming -= offer.num_bytes
+    def put(self, order: bytes, batches: Batches) -> Answers:
+        """The verdict of each group that comes. One that has to wait is not kept in memory, and comes again.
+
+        A group is on its way to the disk while the next one comes.
+        """
+        stream = iter(batches)
+        offers = self.message(Offers, order).groups
+        kept: list[Verdict | Waiting] = [self._take_in(offer, _of(offer, stream)) for offer in offers]
+        if next(stream, None) is not None:
+            raise pa.ArrowInvalid("more comes than was offered")
+        return Answers(verdicts=tuple(one.wait() if isinstance(one, Waiting) else one for one in kept))
 
     def get(self, order: bytes, wanted: Callable[[], bool]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """Groups that a learner takes, or the half-played one of a position, if there is one."""
@@ -80,8 +79,20 @@ class ShardServer(Server):
         with self._lock:
             return Answer(verdict=self._shelf.would_put(_offered(offer)))
 
+    def _take_in(self, offer: Offer, batches: Iterator[pa.RecordBatch]) -> Verdict | Waiting:
+        verdict = self._enter(offer)
+        if verdict != "kept":
+            for _ in batches:
+                pass
+            return verdict
+        try:
+            return self._keep(offer, self._receive(offer, batches))
+        finally:
+            with self._lock:
+                self._incoming -= offer.num_bytes
+
     def _enter(self, offer: Offer) -> Verdict:
-        """Whether the group may come; then room in memory is kept for it until it is journalled."""
+        """Whether the group may come; then room in memory is kept for it while it comes."""
         self._check_place(offer)
         with self._lock:
             verdict = self._shelf.would_put(_offered(offer))
@@ -95,20 +106,20 @@ class ShardServer(Server):
         if offer.position % self._journal.shards != self._journal.shard:
             raise pa.ArrowKeyError(f"position {offer.position} is not of shard {self._journal.shard}")
 
-    def _receive(self, offer: Offer, batches: Batches) -> Trajectories:
-        part = read_batches(_limited(batches, offer))
+    def _receive(self, offer: Offer, batches: Iterator[pa.RecordBatch]) -> Trajectories:
+        part = read_batches(batches)
         if len(part.tokens) != offer.tokens or len(part) != offer.samples or num_bytes(part) != offer.num_bytes:
             raise pa.ArrowInvalid("the group is not the one that was offered")
         if part.terms.shape[1] != self._num_terms:
             raise pa.ArrowInvalid(f"{part.terms.shape[1]} reward terms, but the run has {self._num_terms}")
         return part
 
-    def _keep(self, offer: Offer, part: Trajectories) -> Verdict:
+    def _keep(self, offer: Offer, part: Trajectories) -> Verdict | Waiting:
         entry = origin(offer.position, offer.attempt, offer.whole, time.time(), offer.member, part)
         group = group_of(entry)
         with self._lock:
             verdict = self._shelf.put(group)
-        return self._writers.write(Waiting(entry, group, part)) if verdict == "kept" else verdict
+        return self._writers.begin(Waiting(entry, group, part)) if verdict == "kept" else verdict
 
     def _settle(self, group: Group) -> Verdict:
         with self._lock:
@@ -169,6 +180,8 @@ class ShardServer(Server):
             trained, self._shelf.trained = self._shelf.trained, []
         self._journal.trained(trained)
         self._journal.throw(thrown)
+        if trained:
+            self._merging.ask()
 
 
 def _shelved(group: Group, state: Literal["partial", "ready", "taken"]) -> Shelved:
@@ -192,11 +205,14 @@ def _offered(offer: Offer) -> Group:
     return Group(offer.position, offer.attempt, offer.whole, tokens=offer.tokens, num_bytes=offer.num_bytes)
 
 
-def _limited(batches: Batches, offer: Offer) -> Iterator[pa.RecordBatch]:
-    """No more than what was offered: memory is kept for that."""
-    left = SPARE * offer.num_bytes
-    for batch in batches:
-        left -= batch.nbytes
-        if left < 0:
+def _of(offer: Offer, stream: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The batches of one group, and no more of them than was offered: memory is kept for that."""
+    left, samples = SPARE * offer.num_bytes, offer.samples
+    while samples > 0:
+        batch = next(stream, None)
+        if batch is None:
+            raise pa.ArrowInvalid("less comes than was offered")
+        left, samples = left - batch.nbytes, samples - batch.num_rows
+        if left < 0 or samples < 0:
             raise pa.ArrowInvalid("more comes than was offered")
         yield batch

@@ -5,9 +5,11 @@ from pydantic import Field
 from stages.rl.messages import Message
 from stages.rl.store.shelf import Verdict
 
+MOST_OFFERS = 64
+
 
 class Offer(Message):
-    """Descriptor of a put: what is about to come, so that the shard can say no before it comes."""
+    """A group that is about to come, so that the shard can say no before it keeps it in memory."""
 
     position: int = Field(ge=0)
     attempt: int = Field(ge=0)
@@ -18,10 +20,22 @@ class Offer(Message):
     num_bytes: int = Field(ge=0)
 
 
+class Offers(Message):
+    """Descriptor of a put: its groups, in the order in which their batches come."""
+
+    groups: tuple[Offer, ...] = Field(min_length=1, max_length=MOST_OFFERS)
+
+
 class Answer(Message):
     """To an offer."""
 
     verdict: Verdict
+
+
+class Answers(Message):
+    """To each of the offers of a put."""
+
+    verdicts: tuple[Verdict, ...]
 
 
 class Take(Message):

@@ -27,6 +27,11 @@ class Waiting:
     journalled: threading.Event = field(default_factory=threading.Event)
     verdict: Verdict = "pending"
 
+    def wait(self) -> Verdict:
+        """Until the group is durable: what may be acknowledged."""
+        self.journalled.wait()
+        return self.verdict
+
 
 class Writers:
     """Of one shard. `settle` is called for each group as soon as it is durable."""
@@ -39,20 +44,22 @@ class Writers:
         for number in range(THREADS):
             threading.Thread(target=self._run, name=f"journal {number}", daemon=True).start()
 
-    def write(self, waiting: Waiting) -> Verdict:
-        """Returns when the group is durable, with what may be acknowledged."""
+    def begin(self, waiting: Waiting) -> Waiting:
+        """Make the group durable as soon as may be; `waiting.wait()` returns when it is."""
         with self._changed:
             self._waiting.append(waiting)
             self._changed.notify()
-        waiting.journalled.wait()
-        return waiting.verdict
+        return waiting
 
     def _run(self) -> None:
         try:
             while True:
                 self._write_some()
+        except OSError as error:  # a full disk, say
+            print(f"the shard ends: the journal in {self._journal.folder} cannot be written: {error}", flush=True)
+            os._exit(1)
         finally:
-            # A full disk, say. Nothing of it was acknowledged; the rank reads the log and starts another shard.
+            # Nothing of it was acknowledged; the rank reads the log and starts another shard.
             traceback.print_exc()
             os._exit(1)
 

@@ -1,6 +1,7 @@
 """Shards in processes of their own."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -52,7 +53,10 @@ class Shards:
     folder: Path
     processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict[int, subprocess.Popen[bytes]])
 
-    def begin(self, shard: int = 0, shards: int = 1, num_bytes: int = 2**30) -> ShardClient:
+    def begin(
+        self, shard: int = 0, shards: int = 1, num_bytes: int = 2**30, *, tls: bool = False, file_bytes: int = 0
+    ) -> ShardClient:
+        """What it says is in `log`. With `file_bytes` it can write no longer file."""
         (self.folder / "endpoints").mkdir(exist_ok=True)
         announce = self.folder / "endpoints" / f"shard-{shard:04d}.json"
         given = {
@@ -66,8 +70,12 @@ class Shards:
             "terms": "verifier,length",
         }
         command = [sys.executable, "-m", "stages.rl.store", *(f"--{key}={value}" for key, value in given.items())]
+        command += ["--tls"] if tls else []
         announce.unlink(missing_ok=True)
-        self.processes[shard] = subprocess.Popen(command)
+        with (self.folder / "log").open("ab") as log:
+            self.processes[shard] = subprocess.Popen(command, stdout=log, stderr=log)
+        if file_bytes:
+            resource.prlimit(self.processes[shard].pid, resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
         return self.client(shard)
 
     def client(self, shard: int = 0) -> ShardClient:

@@ -1,19 +1,32 @@
 import random
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 
-from data.segments import read_origins
+from checkpoints.commit import ASIDE
+from data.segments import origin, read_origins
 from data.trajectories import Trajectories, read_trajectories
 from data.transport.client import Unreachable
 from stages.rl.store.client import GaveUp, Restarted, ShardClient, Store
+from stages.rl.store.journal import Journal
+from stages.rl.store.merging import FILES, merge
 from tests.stages.rl.store.conftest import Shards, lease, played
 
 KILLS = 12
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def equal(left: Trajectories, right: Trajectories) -> bool:
@@ -186,6 +199,34 @@ def test_segments_with_nothing_of_use_go_and_those_that_were_trained_stay(shards
     assert [entry.position for path in shards.segments() for entry in read_origins(path)] == [1]
 
 
+def test_an_encrypted_shard_takes_groups_and_gives_them(shards: Shards) -> None:
+    shard = shards.begin(tls=True)
+    shard.restore(0, [], {})
+    assert "BEGIN CERTIFICATE" in (shards.folder / "endpoints" / "shard-0000.json").read_text()
+    assert shards.store().put(lease(0), played(0), True, "a") == "kept"
+    shards.kill()
+    shard = shards.begin(tls=True)
+    shard.restore(0, [], {})
+    assert shards.store().put(lease(1), played(1), True, "a") == "kept"
+    assert equal(shard.take([(1, 0), (0, 0)]), Trajectories.joined([played(1), played(0)]))
+
+
+def test_a_shard_whose_disk_is_full_says_so_ends_and_loses_nothing_that_was_acknowledged(shards: Shards) -> None:
+    """The disk is full for this process: it may not make a file longer than so many bytes."""
+    shard = shards.begin(file_bytes=2**16)
+    shard.restore(0, [], {})
+    assert shard.put(lease(0), played(0), True, "a") == "kept"
+    with pytest.raises(Unreachable):
+        ShardClient.put(_impatient(shard), lease(1), played(1, samples=64, tokens=400), True, "a")
+    assert shards.processes.pop(0).wait(60) == 1
+    said = (shards.folder / "log").read_text()
+    assert f"the journal in {shards.folder / 'trajectories'} cannot be written" in said and "File too large" in said
+    shard = shards.begin()
+    assert [group.position for group in shard.restore(0, [], {}).shelved] == [0]
+    assert shard.put(lease(1), played(1, samples=64, tokens=400), True, "a") == "kept"
+    assert [path for path in shards.segments() if path.suffix == ".h5"] == shards.segments()
+
+
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1), (1, 2)])
 def test_another_number_of_shards_finds_every_position(shards: Shards, before: int, after: int) -> None:
     for shard in range(before):
@@ -235,10 +276,82 @@ def _impatient(shard: ShardClient) -> ShardClient:
     return shard
 
 
+def test_groups_of_several_threads_go_together_and_a_wrong_one_harms_no_other(shards: Shards) -> None:
+    shard = shards.begin()
+    shard.restore(0, [], {})
+    wrong = replace(played(5), tokens=np.full(24, -1, np.int32))
+    with ThreadPoolExecutor(16) as pool:
+        puts = [
+            pool.submit(shard.put, lease(position), wrong if position == 5 else played(position), True, "a")
+            for position in range(16)
+        ]
+    with pytest.raises(ValueError, match="tokens are below 0"):
+        puts.pop(5).result()
+    assert {put.result() for put in puts} <= {"kept", "duplicate"}
+    assert [group.position for group in shard.ready()] == [position for position in range(16) if position != 5]
+    assert len(shards.segments()) < 15
+
+
+def test_trained_segments_become_few_and_a_checkpoint_before_them_finds_their_groups(shards: Shards) -> None:
+    shard, count = shards.begin(), 3 * FILES
+    shard.restore(0, [], {})
+    for position in range(count):
+        shard.put(lease(position), played(position), True, "a")
+        shard.take([(position, 0)])
+        shard.done(position + 1, [])
+    wait_until(lambda: len(shards.segments()) < FILES)
+    shards.kill()
+    shard = shards.begin()
+    assert [group.position for group in shard.restore(10, [], {}).shelved] == [*range(10, count)]
+    keys = [(position, 0) for position in range(10, count, 7)]
+    assert equal(shard.take(keys), Trajectories.joined([played(position) for position, _ in keys]))
+    origins = [entry.position for path in shards.segments() for entry in read_origins(path)]
+    assert sorted(set(origins)) == [*range(count)]
+
+
+@pytest.mark.parametrize("instant", ["written aside", "renamed", "some removed"])
+def test_a_kill_while_segments_are_merged_is_harmless(tmp_path: Path, instant: str) -> None:
+    """The journal is in the state that such a kill leaves."""
+    first = Journal(tmp_path, 0, 1, "first", {"terms": "a,b"})
+    for position in range(FILES):
+        entry = origin(position, 0, True, 1.0, "a", played(position))
+        first.trained(first.write([entry], [played(position)]))
+    before = {path: path.read_bytes() for path in first.files()}
+    assert merge(first, lambda: True) and len(first.files()) == 1
+    (merged,) = first.files()
+    if instant == "written aside":
+        merged.rename(merged.with_name(merged.name + ASIDE))
+    for path, content in list(before.items())[FILES // 2 if instant == "some removed" else 0 :]:
+        path.write_bytes(content)
+    second = Journal(tmp_path, 0, 1, "second", {"terms": "a,b"})
+    second.remove_torn()
+    groups = sorted(second.load(0), key=lambda group: group.position)
+    assert [group.position for group in groups] == [*range(FILES)]
+    assert all(equal(one, played(position)) for position, one in enumerate(second.read(groups)))
+    assert second.load(FILES) == []
+    merge(second, lambda: True)
+    assert len(second.files()) < FILES
+
+
+def test_what_was_replaced_or_restored_meanwhile_merges_nothing(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, 0, 1, "first", {"terms": "a,b"})
+    for position in range(FILES):
+        entry = origin(position, 0, True, 1.0, "a", played(position))
+        journal.trained(journal.write([entry], [played(position)]))
+    files = set(journal.files())
+    assert not merge(journal, lambda: False) and set(journal.files()) == files
+
+    def restored() -> bool:
+        return bool(journal.load(0))
+
+    assert not merge(journal, restored) and files < set(journal.files())
+    assert len(journal.read(journal.load(0))) == FILES
+
+
 def test_a_group_of_another_run_is_refused_in_words(shards: Shards) -> None:
     shard = shards.begin()
     shard.restore(0, [], {})
-    three = Trajectories(**{**vars(played(0)), "terms": np.zeros((2, 3), np.float32)})
+    three = replace(played(0), terms=np.zeros((2, 3), np.float32))
     with pytest.raises(ValueError, match="3 reward terms, but the run has 2"):
         shard.put(lease(0), three, True, "a")
     assert shard.ready() == []

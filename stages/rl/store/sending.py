@@ -1,0 +1,74 @@
+"""Puts of several threads on their way to a shard: what comes while others are under way goes together."""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from data.trajectories import Trajectories
+from data.transport.client import Unreachable
+from stages.rl.store.shelf import Verdict
+from stages.rl.store.wire import MOST_OFFERS, Offer
+
+STREAMS = 2
+"""At the same time: one is sent while the shard makes the other durable."""
+STREAM_BYTES = 2**26
+"""Groups that would make a stream longer go in the next one; a group alone may be longer."""
+
+
+@dataclass
+class Sent:
+    """A group of one thread."""
+
+    offer: Offer
+    group: Trajectories
+    answered: threading.Event = field(default_factory=threading.Event)
+    verdict: Verdict | None = None
+    error: Exception | None = None
+
+
+class Sending:
+    """To one shard. `send` gives it groups in one stream and returns the verdict of each."""
+
+    def __init__(self, send: Callable[[Sequence[Sent]], Sequence[Verdict]]) -> None:
+        self._send = send
+        self._streams, self._lock = threading.Semaphore(STREAMS), threading.Lock()
+        self._waiting: list[Sent] = []
+
+    def put(self, offer: Offer, group: Trajectories) -> Verdict:
+        """The shard's verdict. Raises what `send` raises for this group; others that went with it are not to blame."""
+        one = Sent(offer, group)
+        with self._lock:
+            self._waiting.append(one)
+        with self._streams:  # each thread comes by once after it has added a group, so none stays behind
+            self._go(self._next())
+        one.answered.wait()
+        if one.error is not None:
+            raise one.error
+        assert one.verdict is not None
+        return one.verdict
+
+    def _next(self) -> list[Sent]:
+        with self._lock:
+            size, count = 0, 0
+            for one in self._waiting[:MOST_OFFERS]:
+                size += one.offer.num_bytes
+                if count and size > STREAM_BYTES:
+                    break
+                count += 1
+            some, self._waiting = self._waiting[:count], self._waiting[count:]
+        return some
+
+    def _go(self, some: Sequence[Sent]) -> None:
+        """Send them; when the shard refuses them together, each alone, so that one that is wrong harms no other."""
+        try:
+            for one, verdict in zip(some, self._send(some) if some else (), strict=True):
+                one.verdict = verdict
+        except (ValueError, KeyError, Unreachable) as error:
+            for one in some:
+                if len(some) > 1 and not isinstance(error, Unreachable):
+                    self._go([one])
+                else:
+                    one.error = error
+        finally:
+            for one in some:
+                one.answered.set()
