@@ -130,8 +130,13 @@ class Protocol(RuleBasedStateMachine):
             return
         world = self.world
         world.new_actor()
-        goal = max([world.state.cursor, *world.state.ahead, *(p for s in world.shards for p in s.known())])
-        goal += 2 * world.window
+        goal = 2 * world.window + max(
+            [
+                *(world.state.cursor, *world.state.ahead),
+                *(group.position for shard in world.shards for group in (*shard.durable, *world.late)),
+                *(lease.position for actor in world.actors.values() for lease in actor.leases.values()),
+            ]
+        )  # behind all that may come in beside what is newly given out
         for _ in range(CALM_ROUNDS):
             world.calm_round()
             if world.state.cursor > goal:
