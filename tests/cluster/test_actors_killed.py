@@ -260,7 +260,8 @@ def test_learners_and_actors_that_are_submitted_by_hand_at_once_train_to_the_end
     settings = ("tiny.yaml", "rl.mode=asynchronous", "rl.steps=6", other, *FASTER)
     played.life.settings()
     stage = played.life.stage("rl")
-    stage.rename(stage.with_name("rl-before"))  # so that the actors wait for the start of the stage
+    if stage.exists():
+        stage.rename(stage.with_name("rl-before"))  # so that the actors wait for the start of the stage
     actors = played.by_hand("--array=0-1")
     job = played.cluster.run("sbatch", "--parsable", ROOT / "slurm/sbatch/rl.sbatch", *settings)
     played.cluster.wait(job, "COMPLETED", seconds=120)
