@@ -21,6 +21,7 @@ from data.transport.endpoint import Endpoint
 from data.transport.server import MESSAGE_BYTES
 from stages.rl.coordinator.status import Status
 from stages.rl.messages import Message
+from stages.rl.store.wire import Division
 from stages.rl.weights.pieces import Traffic
 from stages.rl.weights.relay import Relay
 from tests.stages.rl.test_asynchronous import actors
@@ -32,6 +33,13 @@ ACTIONS = {
     "weights": ("outline", "traffic"),
     "relay": ("outline", "traffic"),
 }
+EASY: dict[str, tuple[str, type[Message]]] = {
+    "shard": ("division", Division),
+    "coordinator": ("status", Status),
+    "weights": ("traffic", Traffic),
+    "relay": ("traffic", Traffic),
+}
+"""What needs no message."""
 NODES = """
 import os, data.job
 os.umask(0)
@@ -106,11 +114,8 @@ class Watch:
         """Nothing when each server answers; else what is wrong."""
         try:
             for name, path in self.run.servers.items():
-                action, answer = {"s": ("division", pa), "c": ("status", Status)}.get(name[0], ("traffic", Traffic))
-                if answer is pa:
-                    _division(path)
-                else:
-                    Caller(path, SECONDS).call(action, None, answer)
+                action, answer = EASY[name.split("-")[0]]
+                Caller(path, SECONDS).call(action, None, answer)
         except (Unreachable, ValueError, KeyError) as error:
             return f"{error!r}"
         self.calls += 1
@@ -131,12 +136,6 @@ class Watch:
         while not self._ended.wait(0.05):
             if said := self.works():
                 self.failed.append(said)
-
-
-def _division(path: Path) -> None:
-    from stages.rl.store.wire import Division
-
-    Caller(path, SECONDS).call("division", None, Division)
 
 
 def calls(name: str, endpoint: Endpoint, make: Callable[[], flight.FlightCallOptions]) -> Iterator[Callable[[], Any]]:
@@ -183,7 +182,7 @@ def strangers(run: Run, old: Endpoint) -> None:
 
 def replayed(run: Run) -> None:
     for name, endpoint in run.endpoints.items():
-        action = {"s": "division", "c": "status"}.get(name[0], "traffic")
+        action, _ = EASY[name.split("-")[0]]
         once = endpoint.within(SECONDS)
         assert list(endpoint.connect().do_action(flight.Action(action, b"{}"), once))
         for call in calls(name, endpoint, lambda o=once: o):
@@ -206,7 +205,7 @@ def nonsense(run: Run) -> None:
                 list(client.do_get(flight.Ticket(body), endpoint.within(SECONDS)))
 
 
-def ports_of(run: Run) -> dict[int, set[tuple[str, int]]]:
+def ports_of(run: Run) -> dict[int, set[tuple[Any, ...]]]:
     """Where each process listens."""
     return {
         pid: {tuple(c.laddr) for c in each.net_connections("inet") if c.status == "LISTEN"}
