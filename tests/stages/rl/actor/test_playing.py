@@ -88,11 +88,13 @@ def test_what_was_begun_elsewhere_is_counted_by_those_who_generated_it() -> None
     with threads() as pool:
         episodes = Episodes(player, TOKENIZER, Talk([]), SAMPLING, pool, budget=3)
         episodes.add(0, start(0))
+        half: Played | ValueError | None = None
         while episodes:
             ((_, half),) = list(episodes.step()) or [(0, None)]
         assert isinstance(half, Played) and half.is_interrupted
         meter = Meter(player, episodes, 8)
         episodes.add(1, half.start, Begun(half.completions, half.observations))
+        played: Played | ValueError | None = None
         while episodes:
             ((_, played),) = list(episodes.step()) or [(0, None)]
     assert isinstance(played, Played) and meter.report().tokens == len(played.tokens) - len(half.tokens)
