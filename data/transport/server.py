@@ -154,9 +154,20 @@ def serve(server: Server, announce: Path, parent: int) -> None:
 
 def end_with(parent: int) -> None:
     """Wait until `parent` is no longer the parent of this process, and end it. Does not return."""
+    threads_end_the_process()
     while os.getppid() == parent:
         time.sleep(PARENT_SECONDS)
     os._exit(1)  # Flight's threads may be in the middle of a call
+
+
+def threads_end_the_process() -> None:
+    """From now on a thread that fails does: who started the process starts another, and half a server is none."""
+
+    def end(failed: threading.ExceptHookArgs) -> None:
+        traceback.print_exception(failed.exc_type, failed.exc_value, failed.exc_traceback)
+        os._exit(1)
+
+    threading.excepthook = end
 
 
 def ends_with(parent: int) -> None:

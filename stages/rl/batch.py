@@ -21,10 +21,13 @@ from stages.rl.parity import Gate, metrics_of
 from stages.rl.parts import Parts
 from stages.rl.prompts import row_at
 from stages.rl.rounds import groups_in, with_signal
-from stages.rl.services import Patience, Services
+from stages.rl.services import Patience, Services, window_of
 from stages.rl.state import State
 from stages.rl.summary import broken_grader
 from stages.trainer.device import any_rank
+
+HOPELESS = 2
+"""Windows of prompts that are set aside, and nothing to learn from between them; then the fault is no prompt's."""
 
 
 class Batch(NamedTuple):
@@ -58,6 +61,8 @@ class Batches:
         self.patience = Patience(services)
         self.ids = parts.train["id"]
         self.collector = Collector(config, self.ids, folder, job, services, self._waits)
+        self.set_aside = parts.state.positions_set_aside
+        """Positions that were set aside when the last batch was there."""
 
     def next(self, step: int, state: State) -> Batch | None:
         """The batch of `step`; None when it is time to stop. Raises ParityError, and RuntimeError for a broken grader.
@@ -101,6 +106,7 @@ class Batches:
                 state = state.done_with([offers[slot].position for slot in slots if slot not in kept], (), {})
                 self.services.tell(state, learning=len(kept))
         self.patience.over()
+        self.set_aside = state.positions_set_aside
         everything = Trajectories.joined([share.mine for share in shares]) if len(shares) > 1 else shares[0].mine
         # With nothing to learn from, the last round stands for the step: the update will leave it out.
         places = kept or list(range(len(offers) - len(shares[-1].offers), len(offers)))
@@ -155,6 +161,12 @@ class Batches:
     def _waits(self, state: State, there: int, seconds: float, pause: float) -> bool:
         """Told of each pause while groups are missing; whether to stop. All ranks call it together."""
         self.services.check()
+        vain = state.positions_set_aside - self.set_aside
+        if vain > HOPELESS * window_of(self.config):
+            why = "; ".join(sorted(set(self.services.reasons()))[:3]) or "rank 0 knows why"
+            raise RuntimeError(
+                f"{vain} prompts in a row could not be played and were set aside ({why}); mend that first"
+            )
         self.parts.budget.waited(pause)
         message = self.patience.waits(there, self.config.rl.prompts_per_step, seconds)
         if message:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from stages.rl.config import AsynchronousConfig
-from stages.rl.prompts import row_at
+from stages.rl.prompts import none_left, row_at
 from stages.rl.state import State
 
 OVERDUE = 4
@@ -88,8 +88,13 @@ def overdue(state: State, window: int, config: AsynchronousConfig) -> tuple[dict
 
 
 def not_drawn(seed: int, ids: pa.ChunkedArray, state: State, window: int) -> set[int]:
-    """Coming positions of prompts that were set aside because their grading fails: nobody need play them."""
+    """Coming positions of prompts that were set aside because their grading fails: nobody need play them.
+
+    ValueError when that are all prompts.
+    """
     if not state.set_aside:
         return set()
+    if len(state.set_aside) >= len(ids):
+        raise none_left(len(ids))
     newest = max(state.cursor, *state.ahead, 0) + 2 * window
     return {p for p in range(state.cursor, newest) if ids[row_at(seed, p, len(ids))].as_py() in state.set_aside}

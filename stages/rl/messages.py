@@ -75,6 +75,8 @@ class Join(Message):
     """Its Slurm job and array task, or its process."""
     samples_at_once: int = 1
     """Prompts that its engine has room for."""
+    start: str = ""
+    """Of its process: one that joins again because an answer was lost is no other one."""
 
 
 class Ended(Message):

@@ -22,7 +22,7 @@ def draw_prompts(
     ValueError when there are no others.
     """
     if all(prompt.as_py() in set_aside for prompt in ids):
-        raise ValueError(f"all {len(ids)} prompts were set aside because their grader failed; mend the environment")
+        raise none_left(len(ids))
     rows: list[int] = []
     while len(rows) < count:
         row = row_at(seed, cursor, len(ids))
@@ -41,6 +41,11 @@ def row_at(seed: int, position: int, count: int) -> int:
 def request_seed(seed: int, step: int, slot: int, sample: int) -> int:
     """A seed of 63 bits that depends on nothing but these four, so not on how many ranks share the work."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{step}/{slot}/{sample}".encode()).digest()[:8]) >> 1
+
+
+def none_left(count: int) -> ValueError:
+    """What is wrong when all `count` prompts were set aside."""
+    return ValueError(f"all {count} prompts were set aside because their grader failed; mend the environment")
 
 
 @lru_cache(maxsize=2)

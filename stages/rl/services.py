@@ -109,6 +109,11 @@ class Services:
         status = self.status()
         return sorted(status.set_aside) if status else ()
 
+    def reasons(self) -> Sequence[str]:
+        """Why those positions were set aside."""
+        status = self.status()
+        return list(status.set_aside.values()) if status else ()
+
     def metrics(self) -> dict[str, float]:
         """How the actors are, by what the coordinator has last said."""
         status = self.status()

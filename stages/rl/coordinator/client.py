@@ -1,5 +1,6 @@
 """The coordinator as actors and learners see it. Both survive its restarts: they say again what it has to know."""
 
+import secrets
 import threading
 import time
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ class Membership:
 
     def __init__(self, path: Path, join: Join) -> None:
         """`path` is the coordinator's announcement, ATTEMPT/endpoints/coordinator.json."""
-        self._caller, self._join = Caller(path), join
+        self._caller, self._join = Caller(path), join.model_copy(update={"start": secrets.token_hex(8)})
         self._lock = threading.Lock()
         self._wake, self._news = threading.Event(), threading.Event()
         self._held: dict[str, Lease] = {}
@@ -111,6 +112,8 @@ class Membership:
     @property
     def leave(self) -> str:
         """Why it shall end; "" for going on."""
+        if not self._orders.leave and not self._leaving and not self._thread.is_alive():
+            return "the thread that speaks for it has ended; its log says why"
         return self._orders.leave
 
     @property
@@ -199,7 +202,9 @@ class Learners:
         self._wake.set()
 
     def status(self) -> Status | None:
-        """The newest answer; None before the first."""
+        """The newest answer; None before the first. RuntimeError when nobody asks any more."""
+        if not self._end and not self._thread.is_alive():
+            raise RuntimeError("the thread that talks to the coordinator has ended; the log says why")
         return self._status
 
     @property

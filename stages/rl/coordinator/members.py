@@ -101,7 +101,10 @@ class Members:
 
     def join(self, join: Join, now: float) -> bool:
         """A member comes. Returns whether one of its name was there: the same one, started anew."""
-        known = self.living.pop(join.member, None)
+        known = self.living.get(join.member)
+        if known and join.start and known.join.start == join.start:
+            return False
+        self.living.pop(join.member, None)
         if known and not known.fresh:
             self._bury(known, "started anew", now)
         self.living[join.member] = Member(join, now)

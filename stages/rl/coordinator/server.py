@@ -86,8 +86,15 @@ class CoordinatorServer(Server):
             time.sleep(max(0.0, asked + SECONDS - time.time()))
 
     def _sweep(self) -> None:
+        """A table that cannot be written is not worth an end: nobody would expire. It is said once, and tried again."""
+        said = ""
         while True:
             with self._lock:
                 self._coordinator.sweep(time.time())
-            self._write()
+            try:
+                self._write()
+            except OSError as error:
+                if str(error) != said:
+                    said = str(error)
+                    print(f"the table of the actors could not be written: {said}", flush=True)
             time.sleep(SECONDS)

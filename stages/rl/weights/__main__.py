@@ -6,7 +6,7 @@ import signal
 import threading
 from pathlib import Path
 
-from data.transport.server import PARENT_SECONDS
+from data.transport.server import PARENT_SECONDS, threads_end_the_process
 from stages.rl.weights.copies import FolderCopies, RelayedCopies
 from stages.rl.weights.server import WeightsServer
 
@@ -22,6 +22,7 @@ def main() -> None:
     parser.add_argument("--source", type=Path, help="announcement of the server from which a relay gets its weights")
     parser.add_argument("--tls", action="store_true", help="encrypt what goes over its connections")
     given = parser.parse_args()
+    threads_end_the_process()
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     relayed = RelayedCopies(given.source, given.folder, given.supernode) if given.source else None

@@ -50,12 +50,12 @@ Learner.save = save
 """
 FAILS = """
 from stages.rl.actor.loop import Actor
-real = Actor._begin
-def begin(self, lease):
-    if lease.position == 5:
+real = Actor._add
+def add(self, lease, half):
+    if {when}:
         raise ValueError("this prompt cannot be played")
-    real(self, lease)
-Actor._begin = begin
+    real(self, lease, half)
+Actor._add = add
 """
 BROKEN_ENGINE = """
 from stages.rl.actor import loop
@@ -164,12 +164,22 @@ def test_killed_before_and_after_the_checkpoint_before_anybody_is_told_of_it(
 def test_a_prompt_that_always_fails_is_set_aside_and_counted_and_the_run_goes_on(world: Any, start: Start) -> None:
     """Field report R4."""
     folder, config = world.attempt(), settings(world, 5, {"max_attempts": 2})
-    with playing.actors(world, config, folder, 1, FAILS):
+    with playing.actors(world, config, folder, 1, FAILS.format(when="lease.position == 5")):
         (learner,) = start(config, folder)
         assert learner.wait(LIMIT) == 0
     positions = read_batches(folder)["position"].to_pylist()
     assert 5 not in positions and len(set(positions)) == 20
     assert read_metrics(folder)["positions_set_aside"].to_pylist()[-1] == 1
+
+
+def test_when_no_prompt_can_be_played_the_run_ends_and_says_why(world: Any, start: Start, capfd: Any) -> None:
+    """The other half of R4: the fault is no prompt's."""
+    folder, config = world.attempt(), settings(world, 5, {"max_attempts": 2})
+    with playing.actors(world, config, folder, 1, FAILS.format(when="True")):
+        (learner,) = start(config, folder)
+        assert learner.wait(LIMIT) != 0
+    said = "".join(capfd.readouterr())
+    assert "prompts in a row could not be played" in said and "this prompt cannot be played" in said
 
 
 def test_a_first_batch_that_is_not_the_policys_is_thrown_away_and_played_anew(world: Any, start: Start) -> None:

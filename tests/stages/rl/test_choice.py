@@ -88,6 +88,12 @@ def test_positions_of_a_prompt_that_cannot_be_graded_are_set_aside_before_they_a
     assert not_drawn(5, ids, replace(state, failures={}), window=6) == set()
 
 
+def test_when_all_prompts_were_set_aside_the_run_ends_and_says_so() -> None:
+    state = State(failures={"a": MAX_FAILURES, "b": MAX_FAILURES})
+    with pytest.raises(ValueError, match="all 2 prompts were set aside"):
+        not_drawn(5, pa.chunked_array([["a", "b"]]), state, window=6)
+
+
 moves = st.lists(
     st.tuples(
         st.lists(st.integers(0, 30), max_size=4),

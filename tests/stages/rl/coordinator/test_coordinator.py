@@ -96,6 +96,18 @@ def test_a_join_that_is_said_twice_is_one() -> None:
     assert len(coordinator.table(0.0).members) == 1 and coordinator.table(0.0).gone == ()
 
 
+def test_joining_again_because_an_answer_was_lost_costs_no_attempt_whatever_it_holds() -> None:
+    coordinator = _coordinator()
+    _join(coordinator, "a", start="1")
+    held = _renew(coordinator, "a", 0.0, want=2)
+    for now in (1.0, 2.0, 3.0):
+        _join(coordinator, "a", now, start="1")
+        again = _renew(coordinator, "a", now, held, leases=held.leases)
+        assert not again.stranger and not again.lost
+    assert not coordinator.leases.losses and not coordinator.status(3.0).set_aside
+    assert [lease.position for lease in held.leases] == list(coordinator.leases.held("a"))
+
+
 def test_leaving_costs_the_prompts_no_attempt_and_its_reason_is_shown() -> None:
     coordinator = _coordinator(window=1)
     for number in range(5):

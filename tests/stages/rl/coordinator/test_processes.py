@@ -30,6 +30,18 @@ def _until(condition: Callable[[], object], seconds: float = 60.0) -> None:
         time.sleep(0.02)
 
 
+def _taken_away(table: Path | None) -> bool:
+    """Whether a folder stands in the table's place, so that nobody can write it."""
+    if table is None:
+        return False
+    table.unlink()
+    try:
+        table.mkdir()
+    except FileExistsError:  # it was just written
+        return False
+    return True
+
+
 def test_leases_flow_again_within_5_s_of_a_kill_and_nothing_is_played_twice(learner: EmulatedLearner) -> None:
     four = [EmulatedActor(learner.endpoints, f"a{number}", QUICK) for number in range(4)]
     for _ in range(3):
@@ -100,3 +112,15 @@ def test_when_the_run_ends_actors_go(learner: EmulatedLearner) -> None:
     learner.learners.end("the run is done")
     _until(lambda: actor.membership.leave == "the run is done")
     actor.close()
+
+
+def test_a_table_that_cannot_be_written_is_said_and_prompts_of_a_lost_actor_go_to_others_all_the_same(
+    learner: EmulatedLearner, tmp_path: Path
+) -> None:
+    with actors(learner.endpoints, 1, Kind(slots=2, stalls=True)) as (process,):
+        _until(lambda: (status := learner.learners.status()) and status.leased >= 2)
+        _until(lambda: _taken_away(next(tmp_path.rglob("actors.json"), None)))
+        os.kill(process, signal.SIGKILL)
+        quick = EmulatedActor(learner.endpoints, "quick", QUICK)
+        _until(lambda: learner.step(4) >= 0 and {0, 1} <= set(learner.trained))
+        quick.close()
