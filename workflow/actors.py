@@ -19,7 +19,6 @@ from slurm.record import Record, is_finished
 from slurm.wait import state
 from slurm.wait.state import Kind
 from workflow.config import RunConfig, load
-from workflow.jobs import find_run, record_of
 from workflow.paths import RunPaths
 from workflow.request import make_request
 
@@ -30,32 +29,37 @@ SHOWN_GONE = 16
 
 def add_actors(name: str | None, count: int) -> None:
     """Bring more actors to a run that goes on. ValueError when there is none to join."""
-    paths = find_run(name)
-    run = load([str(paths.config)])
-    record, attempt = _asynchronous(paths, run)
+    paths, run, record = _asynchronous(name)
     found = state.query(paths.stage("rl").resolve(), record)
     if found.kind in (Kind.ENDED, Kind.FINISHED):
         raise ValueError(f"the rl job of run {paths.name} {found.text}, so there is nothing to play for")
-    array = add(make_request(run, "rl"), attempt, record, count)
+    array = add(make_request(run, "rl"), _attempt(paths, record), record, count)
     job = f"Slurm job {array.job_id}" if array.executor == "slurm" else "processes of this machine"
     print(f"{count} more actor{'s' if count > 1 else ''} of run {paths.name}: {job}")
 
 
 def show_actors(name: str | None) -> RenderableType:
     """The table of a run's actors."""
+    paths, _, record = _asynchronous(name)
+    return actors_table(_attempt(paths, record)) or Text(f"run {paths.name} has no actors yet")
+
+
+def _asynchronous(name: str | None) -> tuple[RunPaths, RunConfig, Record]:
+    """The run, its config, and the record of its rl stage."""
+    from workflow.jobs import find_run, record_of  # they reach submitit, and `qianka status` needs the table alone
+
     paths = find_run(name)
-    _, attempt = _asynchronous(paths, load([str(paths.config)]))
-    return actors_table(attempt) or Text(f"run {paths.name} has no actors yet")
-
-
-def _asynchronous(paths: RunPaths, run: RunConfig) -> tuple[Record, Path]:
+    run = load([str(paths.config)])
     if run.rl.mode != "asynchronous":
         raise ValueError(f"run {paths.name} has no actors: rl.mode is {run.rl.mode}; take rl.mode=asynchronous")
     folder = paths.stage("rl").resolve()
     if not (folder / "record.json").exists():
         raise ValueError(f"the rl stage of run {paths.name} was never started, so it has no actors")
-    record = record_of(folder)
-    return record, folder / record.attempt
+    return paths, run, record_of(folder)
+
+
+def _attempt(paths: RunPaths, record: Record) -> Path:
+    return paths.stage("rl").resolve() / record.attempt
 
 
 def actors_table(attempt: Path) -> Table | None:

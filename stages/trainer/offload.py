@@ -4,7 +4,7 @@ import ctypes
 import tempfile
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
-from typing import BinaryIO
+from io import BufferedRandom
 
 import torch
 from torch import Tensor, UntypedStorage, nn
@@ -29,7 +29,8 @@ def away(tensors: Iterable[Tensor]) -> Generator[None]:
     """
     storages = _storages(tensors)
     with tempfile.TemporaryFile() as file:
-        parked = [_leave(storage, file) for storage in storages]
+        piece = torch.empty(PIECE, dtype=torch.uint8)  # one for all, or what is freed in between adds to the peak
+        parked = [_leave(storage, file, piece) for storage in storages]
         _settle(storages)
         for storage in storages:
             storage.resize_(0)
@@ -38,7 +39,7 @@ def away(tensors: Iterable[Tensor]) -> Generator[None]:
         file.seek(0)
         for storage, (num_bytes, host) in zip(storages, parked, strict=True):
             storage.resize_(num_bytes)
-            _return(storage, host, file)
+            _return(storage, host, file, piece)
         _settle(storages)
 
 
@@ -74,25 +75,27 @@ def _bytes(storage: UntypedStorage) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
-def _leave(storage: UntypedStorage, file: BinaryIO) -> tuple[int, Tensor | None]:
+def _leave(storage: UntypedStorage, file: BufferedRandom, piece: Tensor) -> tuple[int, Tensor | None]:
     """Copy what is in `storage`: its size, and where it is, None in the file."""
     content = _bytes(storage)
     if storage.device.type == "cpu":
         # A storage that numpy has seen can no longer shrink, so it sees a piece at a time, elsewhere.
-        for piece in content.split(PIECE):
-            file.write(piece.clone().numpy().tobytes())
+        for part in content.split(PIECE):
+            piece[: len(part)].copy_(part)
+            file.write(piece[: len(part)].numpy().data)
         return len(content), None
     host = torch.empty(len(content), dtype=torch.uint8, pin_memory=True)
     return len(content), host.copy_(content, non_blocking=True)
 
 
-def _return(storage: UntypedStorage, host: Tensor | None, file: BinaryIO) -> None:
+def _return(storage: UntypedStorage, host: Tensor | None, file: BufferedRandom, piece: Tensor) -> None:
     content = _bytes(storage)
     if host is not None:
         content.copy_(host, non_blocking=True)
         return
-    for piece in content.split(PIECE):
-        piece.copy_(torch.frombuffer(bytearray(file.read(len(piece))), dtype=torch.uint8))
+    for part in content.split(PIECE):
+        file.readinto(piece[: len(part)].numpy().data)
+        part.copy_(piece[: len(part)])
 
 
 def _give_back() -> None:

@@ -25,7 +25,7 @@ from stages.environments.registry import make
 from stages.rl.config import StageConfig
 from stages.rl.rollouts import Rewarded, tabulate
 from stages.rl.run import run
-from stages.rollout import episodes
+from stages.rollout import flight
 from stages.rollout.engine import Completion
 from stages.rollout.flight import Played, Start
 from stages.trainer.config import ArchitectureConfig, ModelConfig
@@ -95,7 +95,7 @@ class Crash(BaseException):
 def test_a_kill_between_two_turns_changes_nothing(
     game: Any, played: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    folder, real, calls = game.attempt(), episodes.encode_observation, 0
+    folder, real, calls = game.attempt(), flight.encode_observation, 0
 
     def crash(*arguments: Any) -> list[int]:
         nonlocal calls
@@ -105,7 +105,7 @@ def test_a_kill_between_two_turns_changes_nothing(
         return real(*arguments)
 
     with monkeypatch.context() as patched, pytest.raises(Crash):
-        patched.setattr(episodes, "encode_observation", crash)
+        patched.setattr(flight, "encode_observation", crash)
         run(game.config, game.inputs, folder, Job())
     run(game.config, game.inputs, folder, Job())
     assert contents(folder) == contents(played)
@@ -113,9 +113,9 @@ def test_a_kill_between_two_turns_changes_nothing(
 
 KILL = """
 import os, signal
-from stages.rollout import episodes
+from stages.rollout import flight
 
-real, calls = episodes.encode_observation, 0
+real, calls = flight.encode_observation, 0
 
 def encode(*arguments):
     global calls
@@ -124,7 +124,7 @@ def encode(*arguments):
         os.kill(os.getpid(), signal.SIGKILL)
     return real(*arguments)
 
-episodes.encode_observation = encode
+flight.encode_observation = encode
 """
 
 
