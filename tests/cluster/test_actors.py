@@ -155,7 +155,8 @@ def test_actors_that_come_after_the_end_go_home_and_one_that_fails_says_why(clus
     assert not list(attempt.glob("verdict-*.json"))  # which would be the end of the rl job
     assert "job.json is damaged" in failures(attempt)[member]
     said, all_failed = none_left(attempt)
-    assert said == f"has no actor left, for all 3 have failed; {member}: {failures(attempt)[member]}" and all_failed
+    assert said.startswith("no actor is left; the learners wait") and not all_failed  # two went home in peace
+    assert f"{member}: {failures(attempt)[member]}" in said
 
 
 def test_actors_submitted_by_hand_find_the_attempt(cluster, request_of, tmp_path):
