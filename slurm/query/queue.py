@@ -172,23 +172,20 @@ def find_by_name(name: str, since: float) -> str | None:
     Raises NoAnswer when squeue does not answer. Where there is no accounting, a job that squeue has forgotten is lost
     to this search; what it made is found on disk.
     """
-    ours = (f"--name={name}", f"--user={os.getuid()}")
-    lines = ask("squeue", "--noheader", "--all", "--states=all", *ours, "--format=%A")
-    if not lines:
-        columns = ("--noheader", "--allocations", "--parsable2", "--format=JobIDRaw")
-        try:
-            lines = ask("sacct", *columns, *ours, f"--starttime={_slurm_time(since - 60)}")
-        except NoAnswer:
-            return None
-    return str(max(int(line) for line in lines)) if lines else None
+    return _newest(name, since, "%A", "JobIDRaw")
 
 
 def find_array(name: str, since: float) -> str | None:
     """`find_by_name` for an array of jobs: the id that its tasks have in common."""
+    return _newest(name, since, "%F", "JobID")
+
+
+def _newest(name: str, since: float, queued: str, accounted: str) -> str | None:
+    """The highest id among our jobs of this name: squeue's field `queued`, or sacct's `accounted`."""
     ours = (f"--name={name}", f"--user={os.getuid()}")
-    lines = ask("squeue", "--noheader", "--all", "--states=all", *ours, "--format=%F")
+    lines = ask("squeue", "--noheader", "--all", "--states=all", *ours, f"--format={queued}")
     if not lines:
-        columns = ("--noheader", "--allocations", "--parsable2", "--format=JobID")
+        columns = ("--noheader", "--allocations", "--parsable2", f"--format={accounted}")
         try:
             lines = ask("sacct", *columns, *ours, f"--starttime={_slurm_time(since - 60)}")
         except NoAnswer:
