@@ -35,8 +35,8 @@ else:
     from stages.rl.run import run
     from stages.rl.log import StepLog
     original = StepLog.step
-    def step(log, number, values):
-        original(log, number, {**values, "ended": time.time()})
+    def step(log, number, values, *rest):
+        original(log, number, {**values, "ended": time.time()}, *rest)
     StepLog.step = step
 inputs = {"synth": Result(Path(data)), "sft": Result(Path(tuned))}
 run(StageConfig.model_validate_json(config), inputs, Path(folder), Job(job_id=which, cpus=1))
