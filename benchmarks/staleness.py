@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.rl_step import ENVIRONMENT, demo
+from benchmarks.rl_step import ENVIRONMENT, Warm, demo
 from data.job import Job
 from data.shards import read_split
 from data.tokenizer import load_tokenizer
@@ -82,8 +82,9 @@ def end(found: Sequence[float]) -> float:
 
 def curve(name: str, *, lag: int = LAG, steps: int = STEPS, learning_rate: float = LEARNING_RATE) -> list[float]:
     """Success of the rollouts, step by step, with weights that are `lag` versions behind from step `lag` + 1 on."""
+    warm = demo()  # before the ranks meet, for the stages that make it meet as well
     with tempfile.TemporaryDirectory() as folder, distributed(Job()):
-        return _curve(_path(name, Path(folder)), lag, steps, learning_rate)
+        return _curve(warm, _path(name, Path(folder)), lag, steps, learning_rate)
 
 
 def _path(name: str, folder: Path) -> str:
@@ -93,8 +94,8 @@ def _path(name: str, folder: Path) -> str:
     return str(folder / "uncorrected.yaml")
 
 
-def _curve(name: str, lag: int, steps: int, learning_rate: float) -> list[float]:
-    algorithm, warm = load_algorithm(name), demo()
+def _curve(warm: Warm, name: str, lag: int, steps: int, learning_rate: float) -> list[float]:
+    algorithm = load_algorithm(name)
     settings = {"algorithm": name, "steps": steps, "learning_rate": learning_rate, "sampling": {"max_new_tokens": 40}}
     config = StageConfig.model_validate({"seed": 1, "environment": ENVIRONMENT, "rl": settings})
     rl, environment, tokenizer = config.rl, make(config.environment), load_tokenizer(warm.model)
