@@ -17,7 +17,7 @@ from rich.table import Table
 from benchmarks.cluster import NotHere
 
 FOLDER = Path(__file__).parent
-SHARED = ("__init__", "__main__", "frame", "commands", "cluster", "rl_step", "trl_step", "emulated")
+SHARED = ("__init__", "__main__", "frame", "commands", "cluster", "rl_step", "trl_step", "emulated", "drawing")
 RESULTS = FOLDER / "results.json"
 
 
