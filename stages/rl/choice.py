@@ -59,6 +59,21 @@ def choose(offers: Iterable[Offer], state: State, missing: int, chosen: Set[int]
     return Choice(fresh[:missing], again, aside, len(again) + len(aside))
 
 
+def thrown_away(
+    state: State, found: Choice, given_up: Set[int], chosen: Set[int], seed: int, ids: pa.ChunkedArray, window: int,
+    config: AsynchronousConfig,
+) -> State:  # fmt: skip
+    """The state after a look at what is there: with what is played again or set aside, never what is learned from.
+
+    `given_up` are positions that the coordinator has set aside, `chosen` those that earlier looks have taken.
+    """
+    late, lost = overdue(state, window, config)
+    aside = found.aside | given_up | lost | not_drawn(seed, ids, state, window)
+    learned = chosen | {offer.position for offer in found.taken}
+    again = {position: attempt for position, attempt in (late | found.again).items() if position not in learned}
+    return state.done_with((), aside - learned, again)
+
+
 def staleness(oldest: int, version: int) -> int:
     """Updates between the weights that made a token and those that learn from it.
 

@@ -20,7 +20,7 @@ from data.job import Job
 from data.packing import balanced_parts
 from data.trajectories import Trajectories
 from stages.rl.children import endpoint
-from stages.rl.choice import Offer, choose, not_drawn, overdue
+from stages.rl.choice import Choice, Offer, choose, thrown_away
 from stages.rl.config import StageConfig
 from stages.rl.keeper import FAILURES
 from stages.rl.services import Services, window_of
@@ -88,8 +88,7 @@ class Collector:
             mine = [Offer(s.position, s.attempt, s.tokens, s.samples, s.oldest, self.job.rank) for s in shelved]
             offers, given_up = gathered(mine, self.services.given_up() if self.job.is_first else ())
             found = choose(offers, state, missing, chosen, self.config.rl.asynchronous)
-            learned = chosen.union(offer.position for offer in found.taken)
-            state, stale = self._told(state, found.again, found.aside | given_up, learned), stale + found.stale
+            state, stale = self._told(state, found, given_up, chosen), stale + found.stale
             if len(found.taken) == missing:
                 break
             time.sleep(pause)
@@ -106,12 +105,10 @@ class Collector:
         busy = time.monotonic() - began - waiting
         return Share(found.taken, ranks, fetched, state, stale, len(offers), waiting, busy)
 
-    def _told(self, state: State, again: dict[int, int], aside: set[int], learned: Set[int]) -> State:
-        """The state with what is thrown away, which the shard gets to know at once; never what is `learned` from."""
-        late, lost = overdue(state, self.window, self.config.rl.asynchronous)
-        aside = aside | lost | not_drawn(self.config.seed, self.ids, state, self.window)
-        attempts = {place: attempt for place, attempt in (late | again).items() if place not in learned}
-        changed = state.done_with((), aside - learned, attempts)
+    def _told(self, state: State, found: Choice, given_up: set[int], chosen: Set[int]) -> State:
+        """The state with what is thrown away, which the shard gets to know at once."""
+        config, settings = self.config, self.config.rl.asynchronous
+        changed = thrown_away(state, found, given_up, chosen, config.seed, self.ids, self.window, settings)
         if changed != state:
             self.services.tell(changed)
         return changed
