@@ -7,6 +7,7 @@ noisy machine too.
 import importlib
 import json
 import multiprocessing
+import re
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -19,6 +20,9 @@ from benchmarks.cluster import NotHere
 FOLDER = Path(__file__).parent
 SHARED = ("__init__", "__main__", "frame", "commands", "cluster", "rl_step", "trl_step", "emulated", "drawing")
 RESULTS = FOLDER / "results.json"
+DOCUMENT = FOLDER.parent / "docs" / "benchmarks.md"
+MEASURED = re.compile(r"^(\| `(\w+)` \|.*\|)[^|]*(\|[^|]*\|)$", re.MULTILINE)
+"""A row of its tables: the last column but one is what was measured."""
 
 
 class Figure(BaseModel):
@@ -69,6 +73,23 @@ def run(only: str = "", results: Path = RESULTS) -> list[Figure]:
         results.write_text(json.dumps(entries, indent=1) + "\n")
     _show(figures)
     return [figures[key] for key in sorted(figures)]
+
+
+def write_down(results: Path = RESULTS, document: Path = DOCUMENT) -> None:
+    """Put the figures of `results` into the table of asynchronous mode in `document`."""
+    figures = {entry["name"]: Figure.model_validate(entry) for entry in json.loads(results.read_text())}
+
+    def measured(row: re.Match[str]) -> str:
+        figure = figures.get(row[2])
+        if figure is None:
+            return row[0]
+        return (
+            f"{row[1]} {figure.value:,.4g} and {figure.baseline:,.4g} {figure.unit}: **{figure.ratio:,.2f}** {row[3]}"
+        )
+
+    before, heading, rest = document.read_text().partition("\n## Asynchronous mode\n")
+    section, end, after = rest.partition("\n## ")
+    document.write_text(before + heading + MEASURED.sub(measured, section) + end + after)
 
 
 def _show(figures: dict[str, Figure]) -> None:

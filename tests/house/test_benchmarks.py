@@ -25,3 +25,19 @@ def test_only_replaces_only_that_entry(monkeypatch, tmp_path):
     found = json.loads(results.read_text())
     assert [(entry["name"], entry["value"]) for entry in found] == [("fast", 1.0), ("slow", 30.0)]
     assert list(found[0]) == ["name", "value", "unit", "baseline", "ratio"]
+
+
+def test_every_benchmark_is_in_a_document():
+    documents = "".join(path.read_text() for path in frame.DOCUMENT.parent.glob("*.md"))
+    assert [name for name in frame.benchmark_names() if f"`{name}`" not in documents] == []
+
+
+def test_figures_are_written_into_the_table_of_asynchronous_mode_and_nowhere_else(tmp_path):
+    results, document = tmp_path / "results.json", tmp_path / "benchmarks.md"
+    table = "| `fast` | mine | theirs | how | {} | at least 2 |\n| `slow` | mine | theirs | how | 3 and 1 | 3 |\n"
+    text = table.format("as it was") + "\n## Asynchronous mode\n\n" + table + "\n## Others\n\n" + table.format("kept")
+    document.write_text(text.format(""))
+    figure = frame.Figure(name="fast", value=5717.2, unit="x/s", baseline=2, ratio=2858.6)
+    results.write_text(json.dumps([figure.model_dump()]))
+    frame.write_down(results, document)
+    assert document.read_text() == text.format("5,717 and 2 x/s: **2,858.60**")
