@@ -36,8 +36,10 @@ def _panel(left: int, title: str, lines: Sequence[Line], below: str, each: int) 
         if left == LEFT:
             parts.append(_text(left - 6, y + 4, f"{25 * tick}%", SOFT, anchor="end"))
     count = max(len(line.values) for line in lines)
-    for share in (0.5, 1):
-        parts.append(_text(left + share * WIDTH, TOP + HEIGHT + 18, f"{share * count * each:,.0f}", SOFT, anchor="end"))
+    for share in (0, 0.5, 1):
+        parts.append(
+            _text(left + share * WIDTH, TOP + HEIGHT + 18, f"{share * count * each:,.0f}", SOFT, anchor="middle")
+        )
     parts.append(_text(left + WIDTH / 2, TOP + HEIGHT + 36, below, SOFT, anchor="middle"))
     for line, colour in zip(lines, COLOURS, strict=False):
         points = (
