@@ -68,6 +68,7 @@ def train(config: StageConfig, algorithm: Algorithm, parts: Parts, folder: Path,
         parts.log.step(step, values, curves(played))
         if end_step(config, parts, folder, step, state, logs):
             committed = step
+            services.keeper.committed(state)
     services.end("the run is done")
     if left := services.left_over():
         print(f"rl: the last step is done; left over, and not trained: {left}", flush=True)

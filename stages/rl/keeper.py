@@ -24,6 +24,7 @@ class Keeper:
         """`announced` is the shard's announcement."""
         self._teller, self._asker = ShardClient(announced, CALL_SECONDS), ShardClient(announced, CALL_SECONDS)
         self._state: State | None = None
+        self._committed = 0
         self._heard: State | None = None
         self._restored = False
         self._wake, self._ended = threading.Event(), False
@@ -34,6 +35,10 @@ class Keeper:
         """Where the learners stand now. Returns at once."""
         self._state = state
         self._wake.set()
+
+    def committed(self, state: State) -> None:
+        """A checkpoint has this state, so nobody will ask for what is before its cursor. Told with the next `tell`."""
+        self._committed = state.cursor
 
     def settle(self, seconds: float = CALL_SECONDS) -> None:
         """Wait until the shard has heard of what was last told, or for `seconds`."""
@@ -65,11 +70,11 @@ class Keeper:
     def _say(self, state: State) -> None:
         try:
             if not self._restored:
-                self._teller.restore(state.cursor, state.ahead, state.attempts)
+                self._teller.restore(state.cursor, state.ahead, state.attempts, self._committed)
                 self._restored = True
             else:
                 self._teller.again(state.attempts)
-                self._teller.done(state.cursor, state.ahead)
+                self._teller.done(state.cursor, state.ahead, self._committed)
             self._heard = state
         except Restarted:
             self._restored = False

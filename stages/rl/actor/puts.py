@@ -11,8 +11,9 @@ from stages.rl.coordinator.client import Membership
 from stages.rl.messages import Lease
 from stages.rl.store.client import GaveUp, Store
 
-SIDE_BY_SIDE = 4
-"""Puts at the same time: a shard makes those durable together that come together."""
+SIDE_BY_SIDE = 32
+"""Puts at the same time: a shard makes those durable together that come within some 50 ms. Each is a thread that waits.
+"""
 
 
 class Puts:

@@ -77,9 +77,9 @@ class ShardClient:
         """The half-played group of a position, if it has one."""
         return self._caller.get(Take(begun=position), _group, again=self._seconds)
 
-    def restore(self, cursor: int, ahead: Iterable[int], attempts: Mapping[int, int]) -> Inventory:
-        """Tell it where the learners stand, at each start of theirs and of its own."""
-        where = Restore(cursor=cursor, ahead=tuple(ahead), attempts=dict(attempts))
+    def restore(self, cursor: int, ahead: Iterable[int], attempts: Mapping[int, int], committed: int = 0) -> Inventory:
+        """Tell it where the learners stand, at each start of theirs and of its own, and their checkpoint's cursor."""
+        where = Restore(cursor=cursor, ahead=tuple(ahead), attempts=dict(attempts), committed=committed)
         inventory = self._caller.call("restore", where, Inventory, again=self._seconds)
         self._start = inventory.start
         return inventory
@@ -100,9 +100,12 @@ class ShardClient:
         """These positions are to be played again, as these attempts. Raises Restarted."""
         self._ask("again", Again(start=self._start, attempts=dict(attempts)), Nothing)
 
-    def done(self, cursor: int, ahead: Iterable[int]) -> None:
-        """These positions are trained or set aside. Raises Restarted."""
-        self._ask("done", Done(start=self._start, cursor=cursor, ahead=tuple(ahead)), Nothing)
+    def done(self, cursor: int, ahead: Iterable[int], committed: int = 0) -> None:
+        """These positions are trained or set aside; `committed` is the cursor of the last checkpoint.
+
+        Nobody will ask for what is before that any more: it goes. Raises Restarted.
+        """
+        self._ask("done", Done(start=self._start, cursor=cursor, ahead=tuple(ahead), committed=committed), Nothing)
 
     def inventory(self) -> Inventory:
         """What it has. Raises Restarted."""

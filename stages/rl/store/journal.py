@@ -1,6 +1,7 @@
-"""The groups of a shard on disk: immutable HDF5 segments (`data.segments`).
+"""The groups of a shard on disk: immutable HDF5 segments (`data.segments`), each with many groups and one fsync.
 
-Each has whatever came while another one was written, so many groups share one fsync.
+They are there for groups that wait, and for learners that go back to their checkpoint: once one is committed that is
+done with all positions of a segment, the segment goes. What was learned from is in the files of its step.
 
 A segment's name says which positions it has, `groups-FIRST-LAST-of-SHARDS-SHARD-START-NUMBER.h5`: a shard opens only
 those that may hold positions of its own which are not done with, also where they are of another number of shards.
@@ -20,8 +21,6 @@ from data.trajectories import Trajectories
 from stages.rl.store.shelf import Group
 
 FOLDER = "trajectories"
-SMALL_BYTES = 2**26
-"""Of a segment; a trained one that is smaller is merged with others (`stages.rl.store.merging`)."""
 
 
 class Name(NamedTuple):
@@ -51,7 +50,7 @@ class Segment:
     open: int
     """Groups that may still be trained or thrown away."""
     needed: bool = False
-    """It has a group that is to stay for good: one that was trained on, or another shard's."""
+    """It has a group that stays until a checkpoint is done with it: one that was trained on, or another shard's."""
 
 
 class Journal:
@@ -68,9 +67,8 @@ class Journal:
         self._where: dict[Group, tuple[Segment, int]] = {}
         self._memory: dict[Group, Trajectories] = {}
         """Of what this process has written and nobody has ended yet: no more than the shelf lets in."""
-        self._closed: set[Path] = set()
-        """Small segments of this shard whose groups nobody will ask for; they were trained on."""
-        self._loads = 0
+        self._last: dict[Path, int] = {}
+        """The highest position of each segment that may go when a checkpoint is done with it."""
 
     def remove_torn(self) -> None:
         """Delete what earlier processes of this shard, which are gone, have left half written."""
@@ -87,6 +85,7 @@ class Journal:
         segment = Segment(path, len(groups))
         with self._lock:  # so `load` finds it either on disk or not at all
             aside.replace(path)
+            self._last[path] = Name.of(path).last
             self._where |= {group: (segment, place) for place, group in enumerate(groups)}
             self._memory |= zip(groups, parts, strict=True)
         sync(self.folder)
@@ -95,13 +94,23 @@ class Journal:
     def load(self, cursor: int) -> list[Group]:
         """All groups of this shard that may not be done with, from what lies on disk; what was known is forgotten."""
         with self._lock:
-            self._where, self._memory, self._closed, self._loads = {}, {}, set(), self._loads + 1
+            self._where, self._memory, self._last = {}, {}, {}
             for path in self.files():
-                if Name.of(path).may_have(cursor, self.shard, self.shards):
+                name = Name.of(path)
+                if name.may_have(cursor, self.shard, self.shards):
                     self._load(path)
-                elif Name.of(path).last < cursor:
-                    self._close(path)
+                if name.last < cursor or name.may_have(cursor, self.shard, self.shards):
+                    self._last[path] = name.last
             return list(self._where)
+
+    def committed(self, cursor: int) -> None:
+        """A checkpoint is there that is done with all positions before `cursor`: segments without others go."""
+        with self._lock:
+            gone = [path for path, last in self._last.items() if last < cursor]
+            for path in gone:
+                del self._last[path]
+        for path in gone:
+            path.unlink(missing_ok=True)  # a kill before it only leaves it for the next start
 
     def read(self, groups: Sequence[Group]) -> list[Trajectories]:
         """These groups, in this order. Those of an earlier process are read from the disk."""
@@ -117,7 +126,7 @@ class Journal:
         return [parts[number] for number in range(len(groups))]
 
     def trained(self, groups: Collection[Group]) -> None:
-        """They stay for good, and nobody will ask for them."""
+        """They stay until a checkpoint is done with them, and nobody will ask for them before the next `load`."""
         self._end(groups, needed=True)
 
     def throw(self, groups: Collection[Group]) -> None:
@@ -127,22 +136,6 @@ class Journal:
     def files(self) -> list[Path]:
         """All segments, of all shards."""
         return sorted(self.folder.glob("groups-*.h5"))
-
-    def closed(self) -> tuple[int, list[Path]]:
-        """Small segments that nobody will ask for, by position, and what `replace` has to be told."""
-        with self._lock:
-            return self._loads, sorted(self._closed)
-
-    def replace(self, parts: Collection[Path], merged: Path, load: int) -> bool:
-        """Remove `parts`, all of whose groups `merged` has, unless a `load` has found use for them in the meantime."""
-        with self._lock:
-            if load != self._loads:
-                return False
-            for path in parts:
-                path.unlink(missing_ok=True)
-            self._closed.difference_update(parts)
-            self._close(merged)
-        return True
 
     def path(self, positions: Sequence[int]) -> Path:
         """A new segment's."""
@@ -158,8 +151,8 @@ class Journal:
                 segment.open -= 1
                 segment.needed |= needed
                 empty = not segment.open and not segment.needed
-                if not segment.open and segment.needed:
-                    self._close(segment.path)
+                if empty:
+                    self._last.pop(segment.path, None)
             if empty:
                 segment.path.unlink(missing_ok=True)  # a kill before it only leaves it for the next start
 
@@ -171,12 +164,6 @@ class Journal:
             elif group_of(entry) not in self._where:
                 self._where[group_of(entry)] = segment, place
                 segment.open += 1
-
-    def _close(self, path: Path) -> None:
-        name = Name.of(path)
-        own = (name.shards, name.shard) == (self.shards, self.shard)
-        if own and path.exists() and path.stat().st_size < SMALL_BYTES:
-            self._closed.add(path)
 
 
 def group_of(entry: Origin) -> Group:

@@ -15,7 +15,6 @@ from data.transport.server import Action, Batches, Server
 from data.transport.trajectories import batches, read_batches, schema
 from stages.rl.messages import Inventory, Shelved
 from stages.rl.store.journal import Journal, group_of
-from stages.rl.store.merging import Merging
 from stages.rl.store.shelf import Group, Shelf, Verdict
 from stages.rl.store.wire import Again, Answer, Answers, Ask, Division, Done, Nothing, Offer, Offers, Restore, Take
 from stages.rl.store.writing import Waiting, Writers
@@ -47,7 +46,7 @@ class ShardServer(Server):
         self._shelf, self._journal, self._num_terms = shelf, journal, num_terms
         self._lock = threading.Lock()
         self._incoming = 0
-        self._writers, self._merging = Writers(journal, self._settle, current), Merging(journal, current)
+        self._writers = Writers(journal, self._settle, current)
 
     def put(self, order: bytes, batches: Batches) -> Answers:
         """The verdict of each group that comes. One that has to wait is not kept in memory, and comes again.
@@ -132,6 +131,7 @@ class ShardServer(Server):
             found = self._journal.load(restore.cursor)
             self._shelf.restore(restore.cursor, restore.ahead, restore.attempts, found)
         self._tidy()
+        self._journal.committed(restore.committed)
         return self._inventory()
 
     def _ready(self, ask: Ask) -> Inventory:
@@ -152,6 +152,7 @@ class ShardServer(Server):
             self._check(done.start)
             self._shelf.done(done.cursor, done.ahead)
         self._tidy()
+        self._journal.committed(done.committed)
         return Nothing()
 
     def _asked(self) -> Inventory:
@@ -180,8 +181,6 @@ class ShardServer(Server):
             trained, self._shelf.trained = self._shelf.trained, []
         self._journal.trained(trained)
         self._journal.throw(thrown)
-        if trained:
-            self._merging.ask()
 
 
 def _shelved(group: Group, state: Literal["partial", "ready", "taken"]) -> Shelved:

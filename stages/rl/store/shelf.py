@@ -199,7 +199,7 @@ class Shelf:
         self._throw(group)
 
     def _throw(self, group: Group) -> None:
-        # What was trained on stays in the journal for good.
+        # What was trained on stays in the journal until a checkpoint knows it.
         (self.trained if group.whole and self.is_done(group.position) else self.thrown).append(group)
 
 

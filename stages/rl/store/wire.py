@@ -53,6 +53,8 @@ class Restore(Message):
     cursor: int
     ahead: tuple[int, ...]
     attempts: dict[int, int]
+    committed: int = 0
+    """The cursor of the last checkpoint, to which they may have to go back."""
 
 
 class Ask(Message):
@@ -72,6 +74,8 @@ class Done(Ask):
 
     cursor: int
     ahead: tuple[int, ...]
+    committed: int = 0
+    """See `Restore`."""
 
 
 class Division(Message):

@@ -1,7 +1,12 @@
-"""Threads that journal what was put, many groups at a time: while one writes, the next ones gather for another."""
+"""Threads that journal what was put, many groups at a time.
+
+A segment costs some milliseconds of processor time, however few its groups are. So segments follow each other at a
+distance, in which groups gather; what comes after a silence, or is large, is written at once.
+"""
 
 import os
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +20,9 @@ THREADS = 2
 """The disk writes for one while the other lays out its segment."""
 SEGMENT_BYTES = 2**26
 """More go into another segment, so that acknowledgements do not wait for too much."""
+APART_SECONDS = 0.05
+"""Between the beginnings of two segments, unless more than `ENOUGH_BYTES` wait."""
+ENOUGH_BYTES = 2**23
 
 
 @dataclass
@@ -40,7 +48,9 @@ class Writers:
         """`current` says whether this process is still the shard; if not, it ends."""
         self._journal, self._settle, self._current = journal, settle, current
         self._waiting: list[Waiting] = []
+        self._num_bytes = 0
         self._changed = threading.Condition()
+        self._began = -APART_SECONDS
         for number in range(THREADS):
             threading.Thread(target=self._run, name=f"journal {number}", daemon=True).start()
 
@@ -48,6 +58,7 @@ class Writers:
         """Make the group durable as soon as may be; `waiting.wait()` returns when it is."""
         with self._changed:
             self._waiting.append(waiting)
+            self._num_bytes += waiting.group.num_bytes
             self._changed.notify()
         return waiting
 
@@ -65,8 +76,7 @@ class Writers:
 
     def _write_some(self) -> None:
         with self._changed:
-            while not self._waiting:
-                self._changed.wait()
+            self._gather()
             some = self._next()
         self._journal.write([one.origin for one in some], [one.part for one in some])
         if not self._current():
@@ -76,6 +86,15 @@ class Writers:
             one.verdict = self._settle(one.group)
             one.journalled.set()
 
+    def _gather(self) -> None:
+        """Wait until something is there and the last segment is some time ago, or enough is there for one."""
+        while self._num_bytes < ENOUGH_BYTES:
+            left = self._began + APART_SECONDS - time.monotonic() if self._waiting else None
+            if left is not None and left <= 0:
+                break
+            self._changed.wait(left)
+        self._began = time.monotonic()
+
     def _next(self) -> list[Waiting]:
         size, count = 0, 0
         while count < len(self._waiting) and (
@@ -83,4 +102,5 @@ class Writers:
         ):
             size, count = size + self._waiting[count].group.num_bytes, count + 1
         some, self._waiting = self._waiting[:count], self._waiting[count:]
+        self._num_bytes -= size
         return some

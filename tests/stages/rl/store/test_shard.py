@@ -1,7 +1,6 @@
 import random
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -10,23 +9,14 @@ import h5py
 import numpy as np
 import pytest
 
-from checkpoints.commit import ASIDE
-from data.segments import origin, read_origins
+from data.segments import read_origins
 from data.trajectories import Trajectories, read_trajectories
 from data.transport.client import Unreachable
 from stages.rl.store.client import GaveUp, Restarted, ShardClient, Store
-from stages.rl.store.journal import Journal
-from stages.rl.store.merging import FILES, merge
+from stages.rl.store.writing import APART_SECONDS
 from tests.stages.rl.store.conftest import Shards, lease, played
 
 KILLS = 12
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def equal(left: Trajectories, right: Trajectories) -> bool:
@@ -292,60 +282,77 @@ def test_groups_of_several_threads_go_together_and_a_wrong_one_harms_no_other(sh
     assert len(shards.segments()) < 15
 
 
-def test_trained_segments_become_few_and_a_checkpoint_before_them_finds_their_groups(shards: Shards) -> None:
-    shard, count = shards.begin(), 3 * FILES
-    shard.restore(0, [], {})
-    for position in range(count):
+def train(shard: ShardClient, positions: range, committed: int) -> None:
+    for position in positions:
         shard.put(lease(position), played(position), True, "a")
         shard.take([(position, 0)])
-        shard.done(position + 1, [])
-    wait_until(lambda: len(shards.segments()) < FILES)
+    shard.done(positions.stop, [], committed)
+
+
+def positions_on_disk(shards: Shards) -> list[int]:
+    return sorted(entry.position for path in shards.segments() for entry in read_origins(path))
+
+
+def test_what_was_trained_stays_until_a_checkpoint_is_done_with_it_and_then_goes(shards: Shards) -> None:
+    shard = shards.begin()
+    shard.restore(0, [], {})
+    train(shard, range(8), committed=0)
+    assert positions_on_disk(shards) == [*range(8)]
+    # The learner dies before it commits: all is there to be trained again, as it was played.
+    assert [group.position for group in shard.restore(0, [], {}).shelved] == [*range(8)]
+    assert equal(shard.take([(7, 0)]), played(7))
+    shard.done(8, [], 5)
+    assert positions_on_disk(shards) == [5, 6, 7]
+    shard.done(8, [], 8)
+    assert shards.segments() == []
+
+
+def test_a_kill_between_the_commit_and_the_removal_leaves_what_the_next_start_removes(shards: Shards) -> None:
+    shard = shards.begin()
+    shard.restore(0, [], {})
+    train(shard, range(8), committed=0)
+    shard.put(lease(9), played(9), True, "a")
     shards.kill()
     shard = shards.begin()
-    assert [group.position for group in shard.restore(10, [], {}).shelved] == [*range(10, count)]
-    keys = [(position, 0) for position in range(10, count, 7)]
-    assert equal(shard.take(keys), Trajectories.joined([played(position) for position, _ in keys]))
-    origins = [entry.position for path in shards.segments() for entry in read_origins(path)]
-    assert sorted(set(origins)) == [*range(count)]
+    assert [group.position for group in shard.restore(8, [], {}, 6).shelved] == [9]
+    assert positions_on_disk(shards) == [6, 7, 9]
+    shards.kill()
+    for number in (0, 1):  # learners of another number go on
+        shards.begin(number, 2)
+    assert [[one.position for one in shards.client(shard).restore(8, [], {}, 8).shelved] for shard in (0, 1)] == [
+        [],
+        [9],
+    ]
+    assert positions_on_disk(shards) == [9]
 
 
-@pytest.mark.parametrize("instant", ["written aside", "renamed", "some removed"])
-def test_a_kill_while_segments_are_merged_is_harmless(tmp_path: Path, instant: str) -> None:
-    """The journal is in the state that such a kill leaves."""
-    first = Journal(tmp_path, 0, 1, "first", {"terms": "a,b"})
-    for position in range(FILES):
-        entry = origin(position, 0, True, 1.0, "a", played(position))
-        first.trained(first.write([entry], [played(position)]))
-    before = {path: path.read_bytes() for path in first.files()}
-    assert merge(first, lambda: True) and len(first.files()) == 1
-    (merged,) = first.files()
-    if instant == "written aside":
-        merged.rename(merged.with_name(merged.name + ASIDE))
-    for path, content in list(before.items())[FILES // 2 if instant == "some removed" else 0 :]:
-        path.write_bytes(content)
-    second = Journal(tmp_path, 0, 1, "second", {"terms": "a,b"})
-    second.remove_torn()
-    groups = sorted(second.load(0), key=lambda group: group.position)
-    assert [group.position for group in groups] == [*range(FILES)]
-    assert all(equal(one, played(position)) for position, one in enumerate(second.read(groups)))
-    assert second.load(FILES) == []
-    merge(second, lambda: True)
-    assert len(second.files()) < FILES
+def test_positions_ahead_of_the_committed_cursor_stay(shards: Shards) -> None:
+    shard = shards.begin()
+    shard.restore(0, [], {})
+    for position in (0, 3):
+        shard.put(lease(position), played(position), True, "a")
+    shard.take([(3, 0)])
+    shard.done(0, [3], 0)
+    shard.again({0: 1})
+    assert positions_on_disk(shards) == [3]
+    assert [group.position for group in shard.restore(0, [], {0: 1}).shelved] == [3]
 
 
-def test_what_was_replaced_or_restored_meanwhile_merges_nothing(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, 0, 1, "first", {"terms": "a,b"})
-    for position in range(FILES):
-        entry = origin(position, 0, True, 1.0, "a", played(position))
-        journal.trained(journal.write([entry], [played(position)]))
-    files = set(journal.files())
-    assert not merge(journal, lambda: False) and set(journal.files()) == files
-
-    def restored() -> bool:
-        return bool(journal.load(0))
-
-    assert not merge(journal, restored) and files < set(journal.files())
-    assert len(journal.read(journal.load(0))) == FILES
+def test_groups_that_come_soon_after_each_other_share_a_segment_and_one_that_comes_alone_is_not_kept_waiting(
+    shards: Shards,
+) -> None:
+    shard, count = shards.begin(), 64
+    shard.restore(0, [], {})
+    with ThreadPoolExecutor(count) as pool:
+        assert {*pool.map(lambda p: shard.put(lease(p), played(p), True, "a"), range(count))} == {"kept"}
+    assert len(shards.segments()) < count / 4
+    alone: list[float] = []
+    for position in range(count, count + 5):
+        time.sleep(2 * APART_SECONDS)
+        began = time.monotonic()
+        shard.put(lease(position), played(position), True, "a")
+        alone.append(time.monotonic() - began)
+    assert min(alone) < APART_SECONDS
 
 
 def test_a_group_of_another_run_is_refused_in_words(shards: Shards) -> None:
