@@ -86,11 +86,11 @@ def end(attempt: Path, hurry: Callable[[], bool] = lambda: False, wait: bool = T
 
 
 def end_by_hand(attempt: Path) -> list[str]:
-    """End the arrays that a person has submitted, of which a task plays; return their ids. Raises NoAnswer."""
-    arrays = by_hand(attempt)
-    for array_id in arrays:
-        queue.scancel(array_id)
-    return arrays
+    """End the tasks of arrays that a person has submitted which play here; return their ids. Raises NoAnswer."""
+    tasks = by_hand(attempt)
+    for task in tasks:
+        queue.scancel(task)
+    return tasks
 
 
 def _settle(request: Request, attempt: Path, interrupts: Sequence[int]) -> list[Array]:

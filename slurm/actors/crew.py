@@ -5,7 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
-from slurm.actors.arrays import folder_of, read_arrays
+from slurm.actors.arrays import Array, folder_of, read_arrays
 from slurm.actors.ask import start_once, withdrawn
 from slurm.actors.tasks import by_hand, living
 from slurm.ask.share import has_actors
@@ -101,21 +101,32 @@ def none_left(attempt: Path, per_task: int = 1) -> tuple[str, bool]:
     """What a person is told when all actors of an attempt are gone; nothing while one waits or runs.
 
     And whether all that were asked for at this start of the rl job have failed of an error of their own, as more of
-    them would: not those that were killed, preempted, or lost with their node. There are `per_task` in each task.
+    them would: not those that were killed, preempted, or lost with their node, and not those that a person has
+    submitted. There are `per_task` in each task.
     Raises NoAnswer when Slurm could not be asked.
     """
     arrays = read_arrays(attempt)
     if not arrays or any(living(attempt, array) for array in arrays) or by_hand(attempt):
         return "", False
     first = max((array for array in arrays if array.start), key=lambda array: array.number, default=arrays[0])
-    asked = per_task * sum(array.tasks for array in arrays if array.number >= first.number)
-    failed = [said for said in _verdicts(attempt).values() if said.why != "node" and said.time >= first.submitted]
-    all_failed = len(failed) >= asked
-    why = [f"{member}: {message}" for member, message in failures(attempt).items()]
-    if all_failed:
-        return f"has no actor left, for all {asked} have failed; {why[-1]}", True
+    ours = [array for array in arrays if array.number >= first.number]
+    asked = per_task * sum(array.tasks for array in ours)
+    failed = [
+        f"{member}: {said.message}"
+        for member, said in _verdicts(attempt).items()
+        if said.why != "node" and said.time >= first.submitted and _is_of(member, ours)
+    ]
+    if len(failed) >= asked:
+        return f"has no actor left, for all {asked} have failed; {failed[-1]}", True
     lines = ["no actor is left; the learners wait, and `qianka actors add N` brings more"]
+    why = [f"{member}: {message}" for member, message in failures(attempt).items()]
     return "\n    ".join([*lines, *why[-SHOWN:]]), False
+
+
+def _is_of(member: str, arrays: list[Array]) -> bool:
+    """Whether a task of one of them has this name: that of a local one is its process, which no array knows."""
+    job_ids = {array.job_id for array in arrays}
+    return "local" in job_ids or member.partition("_")[0] in job_ids
 
 
 def failures(attempt: Path) -> dict[str, str]:

@@ -42,9 +42,12 @@ def living(attempt: Path, array: Array) -> list[Task]:
 
 
 def by_hand(attempt: Path) -> list[str]:
-    """Ids of the arrays of which a task plays, as far as the coordinator knows, and that Qianka has not submitted."""
+    """Tasks that play, as far as the coordinator knows, of arrays that Qianka has not submitted.
+
+    Of these alone: the rest of such an array may have other work to do.
+    """
     path = attempt / TABLE
     members = json.loads(path.read_text())["members"] if path.exists() else []
-    tasks = [re.fullmatch(r"(\d+)_\d+", member["job"]) for member in members]
     ours = {array.job_id for array in read_arrays(attempt)}
-    return sorted({task[1] for task in tasks if task} - ours)
+    tasks = {member["job"] for member in members if re.fullmatch(r"\d+_\d+", member["job"])}
+    return sorted(task for task in tasks if task.partition("_")[0] not in ours)

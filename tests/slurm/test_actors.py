@@ -1,5 +1,6 @@
 """Actors as local processes: in sessions of their own, found by their command lines, none of them a stage's job."""
 
+import json
 import os
 import subprocess
 import sys
@@ -11,13 +12,15 @@ import pytest
 
 from slurm.actor import actors_place, member_of
 from slurm.actors import processes
-from slurm.actors.arrays import read_arrays
-from slurm.actors.ask import add, end, start_once
+from slurm.actors.arrays import Array, note, read_arrays
+from slurm.actors.ask import add, end, end_by_hand, start_once
+from slurm.actors.crew import none_left
 from slurm.actors.tasks import living
 from slurm.ask.share import local_cpus
 from slurm.attempt import Request, open_attempt
 from slurm.inside.place import supernode_of
 from slurm.record import Record
+from slurm.verdict import Verdict, write_verdict
 from slurm.wait import local
 from workflow.config import load
 from workflow.preflight import check_config
@@ -108,6 +111,55 @@ def test_an_actor_by_hand_is_ended_unless_it_is_of_a_slurm_job_which_happens_to_
     finally:
         theirs.kill()
         theirs.wait()
+
+
+@pytest.fixture
+def said_by_slurm(tmp_path, monkeypatch) -> Path:
+    """Commands of a Slurm that knows no job; what scancel was told is in the file."""
+    (tmp_path / "bin").mkdir()
+    for name, does in (("squeue", "true"), ("sacct", "true"), ("scancel", f"echo $1 >> {tmp_path}/cancelled")):
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    return tmp_path / "cancelled"
+
+
+def submitted(attempt: Path, job_id: str, actors: int) -> None:
+    """An array that Qianka has submitted."""
+    array = Array(
+        number=1, actors=actors, evaluator=False, executor="slurm", name="a", host="", submitted=1.0, start="5+0",
+        job_id=job_id,
+    )  # fmt: skip
+    (attempt / "actors").mkdir(exist_ok=True)
+    note(attempt, array)
+
+
+def test_of_an_array_that_a_person_has_submitted_those_tasks_alone_are_ended_that_play_for_the_run(
+    request_of, said_by_slurm
+):
+    _, attempt, _ = request_of()
+    submitted(attempt, "7", 2)
+    members = [{"job": job} for job in ("7_0", "9_3", "9_1", "4711")]
+    (attempt / "actors.json").write_text(json.dumps({"members": members}))
+    assert end_by_hand(attempt) == ["9_1", "9_3"]
+    assert said_by_slurm.read_text().split() == ["9_1", "9_3"]
+
+
+def test_a_run_ends_when_its_own_actors_have_failed_and_not_when_those_of_a_person_have(request_of, said_by_slurm):
+    _, attempt, _ = request_of()
+    submitted(attempt, "7", 2)
+
+    def fails(member: str) -> None:
+        (attempt / "actors" / member).mkdir()
+        place = actors_place(None, {**ARRAY, **RANK})
+        write_verdict(attempt / "actors" / member, Verdict.of("error", f"{member} is broken", place))
+
+    for member in ("9_0.0", "9_1.0", "7_0.0"):  # 7_1 was preempted for good
+        fails(member)
+    said, all_failed = none_left(attempt)
+    assert said.startswith("no actor is left; the learners wait") and "9_1.0 is broken" in said and not all_failed
+    fails("7_1.0")
+    assert none_left(attempt) == ("has no actor left, for all 2 have failed; 7_1.0: 7_1.0 is broken", True)
 
 
 def test_two_cores_have_one_learner_and_two_actors_on_a_thread_each(request_of):
