@@ -8,6 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from data.transport.client import Caller
+from data.transport.endpoint import Endpoint
 from stages.rl.messages import Source
 from stages.rl.weights.layout import views
 from stages.rl.weights.pieces import Outline
@@ -69,6 +70,8 @@ class Weights:
         self._trouble, self._closed = "", False
         self._since: float | None = None
         """When fetches began to fail."""
+        self._at: Path | Endpoint = announced
+        self._caller = Caller(announced)
         self._thread = threading.Thread(target=self._run, name="weights", daemon=True)
         self._thread.start()
 
@@ -139,7 +142,10 @@ class Weights:
     def _from(self, source: Source) -> Caller:
         """Where to fetch: from the learner's own server once the source has failed for too long."""
         late = self._since is not None and time.monotonic() > self._since + self._patience
-        return Caller(self._announced if late else source.endpoint)
+        at = self._announced if late else source.endpoint
+        if at != self._at:
+            self._at, self._caller = at, Caller(at)
+        return self._caller
 
     def _pause(self, source: Source, seconds: float) -> None:
         """Wait until something else is wanted, or the same from elsewhere."""

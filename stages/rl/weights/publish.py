@@ -1,8 +1,11 @@
 """The learner hands out its weights: bytes in shared memory, which the weights server beside it gives to others."""
 
+import itertools
 import mmap
+import threading
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from data.transport.client import Caller
 from data.transport.endpoint import Endpoint
@@ -14,6 +17,14 @@ from stages.rl.weights.pull import Failed, traffic
 from stages.trainer.learner import Learner
 
 TRAFFIC_SECONDS = 2.0
+
+
+class Snapshot(NamedTuple):
+    """The weights of one moment, which nobody can fetch yet."""
+
+    version: int
+    path: Path
+    data: memoryview
 
 
 class Publisher:
@@ -28,6 +39,7 @@ class Publisher:
         self._layout = Layout(learner.weights())
         self._room = Room(KEPT * self._layout.num_bytes, otherwise) if learner.job.is_first else None
         self._kept: list[str] = []
+        self._numbers, self._lock = itertools.count(), threading.Lock()
 
     @property
     def folder(self) -> Path:
@@ -40,23 +52,37 @@ class Publisher:
 
         Rank 0 gets the source, the others None. Raises TimeoutError when there is no weights server to ask.
         """
+        snapshot = self.snapshot(version)
+        return None if snapshot is None else self.hand_over(snapshot, probe)
+
+    def snapshot(self, version: int) -> Snapshot | None:
+        """A copy of the weights of now, which may change at once. All ranks call it together; rank 0 gets it."""
         if self._room is None:
             for _ in self._learner.full_weights():
                 pass  # ranks gather them together
             return None
-        self._forget(self._room.surplus(self._kept, self._layout.num_bytes))
-        path = self._room.make(WRITING, self._layout.num_bytes)
+        with self._lock:
+            self._forget(self._room.surplus(self._kept, self._layout.num_bytes))
+        path = self._room.make(f"{WRITING}-{next(self._numbers)}", self._layout.num_bytes)
         with path.open("r+b") as file:
             data = memoryview(mmap.mmap(file.fileno(), 0))
         data[: len(self._layout.header)] = self._layout.header
         places = dict(views(data))
         for name, tensor in self._learner.full_weights():
             places[name].copy_(tensor)
-        found = outline(data, version)
-        keep(path, found)
-        self._kept = [*(digest for digest in self._kept if digest != found.digest), found.digest]
+        return Snapshot(version, path, data)
+
+    def hand_over(self, snapshot: Snapshot, probe: str = "") -> Source:
+        """Digest a snapshot and let the weights server have it. Any thread of rank 0 may do that, each snapshot once.
+
+        Raises TimeoutError when there is no weights server to ask.
+        """
+        found = outline(snapshot.data, snapshot.version)
+        with self._lock:
+            keep(snapshot.path, found)
+            self._kept = [*(digest for digest in self._kept if digest != found.digest), found.digest]
         return Source(
-            version=version,
+            version=snapshot.version,
             digest=found.digest,
             num_bytes=found.num_bytes,
             endpoint=self._endpoint(),
@@ -65,7 +91,8 @@ class Publisher:
 
     def again(self, source: Source) -> Source:
         """The same at the weights server as it is announced now: it may have died and listen elsewhere."""
-        return source.model_copy(update={"endpoint": self._endpoint()})
+        now = Endpoint.read(self._announced) if self._announced.exists() else source.endpoint
+        return source.model_copy(update={"endpoint": now})
 
     def traffic(self) -> Traffic | None:
         """What the weights server has handed out, such as the bytes of each version that went to each supernode.

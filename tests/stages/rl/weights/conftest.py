@@ -11,10 +11,18 @@ from typing import NamedTuple
 
 import pytest
 
+from data.job import Job
 from data.transport.client import Caller
 from data.transport.endpoint import Endpoint
 from stages.rl.weights.buffers import drop, keep
 from stages.rl.weights.pieces import Outline, outline
+from stages.trainer.config import ArchitectureConfig, ModelConfig, OptimizerConfig
+from stages.trainer.learner import Learner
+from stages.trainer.policy import load_policy
+
+ARCHITECTURE = ArchitectureConfig(
+    hidden_size=32, num_layers=2, num_heads=4, num_key_value_heads=2, intermediate_size=48, max_positions=64
+)
 
 
 class Server(NamedTuple):
@@ -83,3 +91,8 @@ def published(tmp_path: Path) -> Callable[..., Outline]:
         return found
 
     return publish
+
+
+def learner_of(job: Job) -> Learner:
+    policy = load_policy(ModelConfig(architecture=ARCHITECTURE), 1)
+    return Learner(policy, OptimizerConfig(), 1e-2, 12, job)

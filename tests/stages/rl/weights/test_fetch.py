@@ -13,17 +13,15 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load
-from torch import Tensor
 
 from data.job import Job
 from stages.rl.messages import Source
 from stages.rl.weights.buffers import PREFIX, Room, reading
 from stages.rl.weights.fetch import Arriving, Weights
-from stages.rl.weights.layout import DTYPES, Layout, views
+from stages.rl.weights.layout import Layout
 from stages.rl.weights.pieces import Outline
 from stages.rl.weights.publish import Publisher
-from stages.rl.weights.pull import Replaced, outline_of, traffic
+from stages.rl.weights.pull import traffic
 from stages.rollout.config import SamplingConfig
 from stages.rollout.engine import Request
 from stages.rollout.torch.engine import TorchEngine
@@ -31,12 +29,9 @@ from stages.trainer.config import ArchitectureConfig, ModelConfig, OptimizerConf
 from stages.trainer.device import distributed
 from stages.trainer.learner import Learner
 from stages.trainer.policy import load_policy
-from tests.stages.rl.weights.conftest import Server, Start, until
+from tests.stages.rl.weights.conftest import Server, Start, learner_of, until
 
 Publish = Callable[..., Outline]
-ARCHITECTURE = ArchitectureConfig(
-    hidden_size=32, num_layers=2, num_heads=4, num_key_value_heads=2, intermediate_size=48, max_positions=64
-)
 
 
 class Taking:
@@ -50,11 +45,6 @@ class Taking:
         (_, tensor), *others = weights
         assert bool(others) == self._several
         self.taken.append((version, tensor.numpy().tobytes()))
-
-
-def learner_of(job: Job) -> Learner:
-    policy = load_policy(ModelConfig(architecture=ARCHITECTURE), 1)
-    return Learner(policy, OptimizerConfig(), 1e-2, 12, job)
 
 
 def source(outline: Outline, server: Server) -> Source:
@@ -75,55 +65,6 @@ def version(published: Publish) -> Callable[..., tuple[Outline, bytes]]:
         return published(number, file, **changed), data
 
     return publish
-
-
-def test_the_buffer_is_a_valid_safetensors_file_of_any_tensors() -> None:
-    source = torch.Generator().manual_seed(0)
-    tensors: dict[str, Tensor] = {
-        f"{name}.{len(shape)}": torch.randint(0, 2, shape, generator=source).to(dtype)
-        for name, dtype in DTYPES.items()
-        for shape in ((), (3,), (5, 7), (0, 4))
-    }
-    layout = Layout(tensors)
-    buffer = bytearray(layout.num_bytes)
-    buffer[: len(layout.header)] = layout.header
-    for name, view in views(memoryview(buffer)):
-        view.copy_(tensors[name])
-        assert view.numel() == 0 or view.data_ptr() % view.dtype.itemsize == 0
-    read = load(bytes(buffer))
-    assert read.keys() == tensors.keys()
-    for name, tensor in tensors.items():
-        assert read[name].dtype == tensor.dtype and read[name].shape == tensor.shape
-        assert torch.equal(read[name].float(), tensor.float())
-
-
-def publish_on_ranks(job: Job, folder: Path) -> tuple[bytes, dict[str, Any]] | None:
-    (folder / "weights.json").write_text('{"host": "h", "port": 1, "token": "t"}')
-    with distributed(job):
-        learner = learner_of(job)
-        publisher = Publisher(learner, folder / "weights.json", folder / "disk")
-        found = publisher.publish(4)
-        weights = {name: tensor.numpy(force=True) for name, tensor in learner.full_weights()}
-        assert (found is not None) == job.is_first
-        if found is None:
-            publisher.close()
-            return None
-        assert found.version == 4
-        data = (publisher.folder / found.digest).read_bytes()
-        assert len(data) == found.num_bytes
-        publisher.close()
-        return data, weights
-
-
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_all_ranks_gather_and_rank_0_alone_writes_what_safetensors_reads(
-    ranks: Any, tmp_path: Path, world_size: int
-) -> None:
-    (data, weights), *others = ranks(publish_on_ranks, world_size, tmp_path)
-    assert others == [None] * (world_size - 1)
-    read = load(data)
-    assert read.keys() == weights.keys()
-    assert all((read[name].numpy() == tensor).all() for name, tensor in weights.items())
 
 
 def test_an_engine_takes_new_weights_in_the_middle_of_a_generation(
@@ -173,29 +114,6 @@ def test_an_engine_takes_new_weights_in_the_middle_of_a_generation(
         weights.close()
         publisher.close()
     assert capsys.readouterr().out == ""  # all of it went through memory
-
-
-def test_the_last_two_versions_can_be_fetched_and_older_ones_have_given_their_memory_back(
-    start: Start, tmp_path: Path
-) -> None:
-    with distributed(Job()):
-        learner = learner_of(Job())
-        publisher = Publisher(learner, tmp_path / "0.json", tmp_path / "disk")
-        root = start(publisher.folder)
-        found: list[Source] = []
-        for number in range(3):
-            with torch.no_grad():
-                for parameter in learner.policy.parameters():
-                    parameter.add_(0.01)
-            source = publisher.publish(number)
-            assert source
-            found.append(source)
-        with pytest.raises(Replaced):
-            outline_of(root.caller, found[0].digest)
-        assert [outline_of(root.caller, one.digest).version for one in found[1:]] == [1, 2]
-        held = sum(path.stat().st_size for path in publisher.folder.iterdir())
-        assert held < 2.1 * found[0].num_bytes
-        publisher.close()
 
 
 class Slow(Arriving):
