@@ -102,6 +102,7 @@ class Coordinator:
         """The learner has gone on, or says again where it is."""
         self.leases.advance(advance)
         self._source = advance.source
+        self._share()
         return self.status(now)
 
     def score(self, score: Score, now: float) -> Message:
@@ -130,6 +131,10 @@ class Coordinator:
                 self.leases.lost_before(state.name, state.held)
                 self.members.gone.append(state.model_copy(update={"gone": now, "why": why, "held": ()}))
             self._before = {}
+        self._share()
+
+    def _share(self) -> None:
+        """How much each may have of what the window has room for."""
         waiting = self.leases.count("ready") + self.leases.count("taken")
         prompts = self.leases.room + len(self.leases.leased()) if waiting or self.members.living else 0
         self._quotas = quotas({name: _load(member) for name, member in self._actors().items()}, prompts)

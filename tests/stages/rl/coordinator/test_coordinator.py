@@ -42,6 +42,17 @@ def test_a_member_is_told_leases_source_and_when_to_call_again() -> None:
     assert not orders.stranger and not orders.relay and not orders.leave
 
 
+def test_the_window_that_opens_with_a_step_is_given_out_at_once() -> None:
+    coordinator = _coordinator(window=4)
+    _join(coordinator, "a")
+    orders = _renew(coordinator, "a", 0.0, want=4)
+    ended = tuple(Ended(id=lease.id, how="stored") for lease in orders.leases)
+    assert not _renew(coordinator, "a", 0.1, ended=ended, want=4).leases
+    coordinator.sweep(0.2)  # nothing is out and nothing may be
+    coordinator.advance(Advance(version=4, source=SOURCE, window=4, cursor=4), 0.3)
+    assert [lease.position for lease in _renew(coordinator, "a", 0.4, want=4).leases] == [4, 5, 6, 7]
+
+
 def test_one_member_of_another_supernode_relays_and_the_others_get_weights_from_it() -> None:
     coordinator = _coordinator()
     _join(coordinator, "a", supernode="far")
