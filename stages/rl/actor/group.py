@@ -84,13 +84,11 @@ class Group:
         return self._table(judge, rewarded) if rewarded or self.kept else None
 
     def _table(self, judge: Judge, rewarded: dict[int, Rewarded]) -> Trajectories:
-        parts = [
-            self.kept[number] if number in self.kept else tabulate([rewarded[number]], len(judge.terms))
-            for number in sorted({*self.kept, *rewarded})
-        ]
+        count = len(judge.terms)
         if not self.kept:
-            return tabulate([rewarded[number] for number in sorted(rewarded)], len(judge.terms))
-        return Trajectories.joined(parts)
+            return tabulate([rewarded[number] for number in sorted(rewarded)], count)
+        parts = self.kept | {number: tabulate([one], count) for number, one in rewarded.items()}
+        return Trajectories.joined([parts[number] for number in sorted(parts)])
 
 
 def begun_of(half: Trajectories, index: int) -> Begun:
