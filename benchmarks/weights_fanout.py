@@ -66,10 +66,13 @@ def measure() -> dict[str, str | float]:
 def fanouts(num_bytes: int) -> list[Fanout]:
     """Versions of so many bytes, one after another, through the same servers."""
     with tempfile.TemporaryDirectory() as folder:
-        disk, room = Path(folder), Room(2 * num_bytes, Path(folder))
+        disk, room = Path(folder), Room(2 * num_bytes, Path(folder) / "published")
         servers = [_start(disk / "root.json", "home", ["--folder", room.folder])]
-        source = ["--folder", disk / "relayed", "--source", disk / "root.json"]
-        servers += [_start(disk / f"{number}.json", f"s{number}", source) for number in range(RELAYS)]
+        source = ["--source", disk / "root.json"]
+        servers += [
+            _start(disk / f"{number}.json", f"s{number}", ["--folder", disk / f"{number}", *source])
+            for number in range(RELAYS)
+        ]
         announced = [disk / f"{number}.json" for number in range(RELAYS)]
         for path in announced:
             while not path.exists():

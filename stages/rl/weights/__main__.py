@@ -18,7 +18,7 @@ def main() -> None:
     parser.add_argument("--host", required=True, help="address at which other nodes reach this one")
     parser.add_argument("--parent", type=int, required=True, help="process with which it ends")
     parser.add_argument("--supernode", default="", help="of this node")
-    parser.add_argument("--folder", type=Path, required=True, help="where the versions are; of a relay: on disk")
+    parser.add_argument("--folder", type=Path, required=True, help="where the versions are; that of a relay alone")
     parser.add_argument("--source", type=Path, help="announcement of the server from which a relay gets its weights")
     parser.add_argument("--tls", action="store_true", help="encrypt what goes over its connections")
     given = parser.parse_args()

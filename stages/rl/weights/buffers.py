@@ -1,22 +1,22 @@
-"""Where a process keeps versions of the weights: in shared memory where that has room, else in a folder on disk."""
+"""Where a process keeps versions of the weights: in memory where that has room, else in a folder on disk.
+
+What is in memory has no name that other users know, and ends with the process that keeps it, however that one ends:
+the folder has a link for each, which leads other processes of the same user to it.
+"""
 
 import fcntl
 import os
 import shutil
-import tempfile
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
 from stages.rl.weights.pieces import Outline
 
-MEMORY = Path("/dev/shm")
-PREFIX = f"qianka-weights-{os.getuid()}-"
 SPARE = 1.25
 """So much more has to be free than the buffers take: others use the memory too."""
-LOCK = "lock"
 WRITING = "writing"
 """What is not whole yet."""
 KEPT = 2
@@ -27,34 +27,30 @@ learner for a step would else never come to the end of one."""
 
 
 class Room:
-    """A folder for the buffers of this process; one in memory is locked for as long as the process lives."""
+    """A folder for the buffers of this process."""
 
-    def __init__(self, num_bytes: int, otherwise: Path, memory: Path = MEMORY) -> None:
-        """For `num_bytes` in all; `otherwise` is a folder of this process alone, for what has no room in `memory`."""
-        self._lock: int | None = None
-        with _alone(memory):
-            sweep(memory)
-            self.in_memory = SPARE * num_bytes < _free(memory)
-            if self.in_memory:
-                self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=memory))
-                self._lock = _locked(self.folder)
+    def __init__(self, num_bytes: int, folder: Path) -> None:
+        """For `num_bytes` in all; `folder` is of this process alone, what an earlier one has left there is removed."""
+        self.in_memory, self.folder = SPARE * num_bytes < psutil.virtual_memory().available, folder
         if not self.in_memory:
-            print(f"weights: {num_bytes:,} bytes have no room in {memory}, so versions go through {otherwise}")
-            shutil.rmtree(otherwise, ignore_errors=True)  # of an earlier start
-            otherwise.mkdir(mode=0o700, parents=True)
-            self.folder = otherwise
+            print(f"weights: {num_bytes:,} bytes have no room in memory, so versions go through {folder}")
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700, parents=True)
 
     def make(self, name: str, num_bytes: int) -> Path:
         """A file of so many bytes, which are all there. OSError when they are not."""
         path = self.folder / name
-        with path.open("wb") as file:
+        if self.in_memory:
+            path.symlink_to(f"/proc/{os.getpid()}/fd/{os.memfd_create('weights')}")
+        with path.open("r+b" if self.in_memory else "wb") as file:
             os.posix_fallocate(file.fileno(), 0, num_bytes)
         return path
 
     def surplus(self, names: Sequence[str], num_bytes: int) -> list[str]:
         """Which of the buffers, the newest last, have to go before another one of so many bytes is made."""
         old = names[: 1 - KEPT]
-        room = SPARE * num_bytes < (_free(self.folder) if self.in_memory else shutil.disk_usage(self.folder).free)
+        free = psutil.virtual_memory().available if self.in_memory else shutil.disk_usage(self.folder).free
+        room = SPARE * num_bytes < free
         read = [name for name in old if is_read(self.folder / name)][: READ if room else 0]
         return [name for name in old if name not in read]
 
@@ -63,15 +59,28 @@ class Room:
         for path in self.folder.iterdir():
             drop(path)  # somebody may read it
         shutil.rmtree(self.folder)
-        if self._lock is not None:
-            os.close(self._lock)
 
 
 def drop(path: Path) -> None:
-    """Remove a buffer and free its memory at once, also where somebody reads it, who then finds less than expected."""
+    """Remove a buffer of this process and free its memory at once, also where somebody reads it.
+
+    Whoever does then finds less than expected.
+    """
     if path.exists():
         os.truncate(path, 0)
+        held = _held(path)
         path.unlink()
+        _let_go(held)
+
+
+def _held(path: Path) -> int | None:
+    """What keeps a buffer in memory; None for a file on disk."""
+    return int(path.readlink().name) if path.is_symlink() else None
+
+
+def _let_go(held: int | None) -> None:
+    if held is not None:
+        os.close(held)
 
 
 def reading(descriptor: int) -> None:
@@ -94,49 +103,11 @@ def is_read(path: Path) -> bool:
     return False
 
 
-def sweep(memory: Path) -> None:
-    """Remove what processes that were killed have left in `memory`."""
-    for folder in memory.glob(f"{PREFIX}*"):
-        if folder.lstat().st_uid != os.getuid():
-            continue  # anybody may give a folder there this name
-        lock = _locked(folder)
-        if lock is not None:
-            shutil.rmtree(folder)
-            os.close(lock)
-
-
-@contextmanager
-def _alone(memory: Path) -> Generator[None]:
-    """No other process sweeps or makes a folder in the meantime, which is not locked from its first moment on."""
-    # For its owner alone: whoever may open it may lock it, and keep all others waiting.
-    descriptor = os.open(memory / f".{PREFIX}lock", os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
-    try:
-        os.fchmod(descriptor, 0o600)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _locked(folder: Path) -> int | None:
-    """The folder's lock; None when its owner lives."""
-    descriptor = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
-
-
-def _free(memory: Path) -> int:
-    """Bytes that fit: the file system may be allowed more than there is memory."""
-    return min(shutil.disk_usage(memory).free, psutil.virtual_memory().available)
-
-
 def keep(path: Path, found: Outline) -> None:
     """Give a buffer that is whole its name, the digest, and put its outline beside it: from now on it can be read."""
+    held = _held(path.with_name(found.digest))  # of the same bytes, published before: whoever reads them reads on
     path.replace(path.with_name(found.digest))
+    _let_go(held)
     aside = path.with_name(f"{found.digest}.{WRITING}")
     aside.write_text(found.model_dump_json())
     aside.replace(path.with_name(f"{found.digest}.json"))

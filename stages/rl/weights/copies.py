@@ -83,9 +83,9 @@ class RelayedCopies:
     A server that breaks off is asked again, from the piece where it was, as long as the version is kept.
     """
 
-    def __init__(self, announced: Path, otherwise: Path, supernode: str) -> None:
-        """From the server that is announced in `announced`; `otherwise` is for what has no room in memory."""
-        self._source, self._otherwise, self._supernode = Caller(announced), otherwise, supernode
+    def __init__(self, announced: Path, folder: Path, supernode: str) -> None:
+        """From the server that is announced in `announced`, into `folder`, see `Room`."""
+        self._source, self._folder, self._supernode = Caller(announced), folder, supernode
         self._room: Room | None = None
         self._copies: dict[str, _Copy] = {}
         self._lock = threading.Lock()
@@ -122,7 +122,7 @@ class RelayedCopies:
             outline = outline_of(self._source, digest)
         except Replaced:
             _gone(digest)
-        self._room = self._room or Room(KEPT * outline.num_bytes, self._otherwise)
+        self._room = self._room or Room(KEPT * outline.num_bytes, self._folder)
         for other in self._room.surplus(list(self._copies), outline.num_bytes):
             self._copies.pop(other).drop()
         copy = self._copies[digest] = _Copy(self._room.make(digest, outline.num_bytes), outline)
@@ -140,7 +140,7 @@ class RelayedCopies:
                 except Replaced:
                     with self._lock:
                         self._copies.pop(copy.outline.digest, None)
-                    copy.drop()
+                        copy.drop()
                 except Failed as error:
                     self.refused += isinstance(error, Refused)
                     pause = PAUSE_SECONDS[0] if copy.have > before else min(2 * pause, PAUSE_SECONDS[1])

@@ -1,4 +1,4 @@
-"""The learner hands out its weights: bytes in shared memory, which the weights server beside it gives to others."""
+"""The learner hands out its weights: bytes in memory, which the weights server beside it gives to others."""
 
 import itertools
 import mmap
@@ -30,14 +30,11 @@ class Snapshot(NamedTuple):
 class Publisher:
     """Publishes versions of a learner's weights. All ranks make one, and call `publish` and `close` together."""
 
-    def __init__(self, learner: Learner, announced: Path, otherwise: Path, seconds: float = 600.0) -> None:
-        """Rank 0's weights server, which serves `folder`, is announced in `announced`, after so many seconds at most.
-
-        `otherwise` is a folder on disk, for weights that have no room in memory.
-        """
+    def __init__(self, learner: Learner, announced: Path, folder: Path, seconds: float = 600.0) -> None:
+        """Rank 0's weights server serves `folder`, and is announced in `announced`, after so many seconds at most."""
         self._learner, self._announced, self._seconds = learner, announced, seconds
         self._layout = Layout(learner.weights())
-        self._room = Room(KEPT * self._layout.num_bytes, otherwise) if learner.job.is_first else None
+        self._room = Room(KEPT * self._layout.num_bytes, folder) if learner.job.is_first else None
         self._kept: list[str] = []
         self._numbers, self._lock = itertools.count(), threading.Lock()
 

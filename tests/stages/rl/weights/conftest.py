@@ -50,7 +50,7 @@ def start(tmp_path: Path) -> Generator[Start]:
 
     def begin(source: Path, supernode: str = "home", *, name: str = "", tls: bool = False) -> Server:
         announced = tmp_path / f"{name or len(processes)}.json"
-        root = ["--folder", source] if source.is_dir() else ["--folder", tmp_path / "disk", "--source", source]
+        root = ["--folder", source] if source.is_dir() else ["--folder", announced.with_suffix(""), "--source", source]
         command = [sys.executable, "-m", "stages.rl.weights", "--announce", announced, "--host", "127.0.0.1"]
         command += ["--parent", os.getpid(), "--supernode", supernode, *root, *["--tls"] * tls]
         before = announced.stat().st_ino if announced.exists() else None

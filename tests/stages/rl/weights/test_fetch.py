@@ -2,12 +2,8 @@
 
 import copy
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +12,6 @@ import torch
 
 from data.job import Job
 from stages.rl.messages import Source
-from stages.rl.weights.buffers import PREFIX, Room, reading
 from stages.rl.weights.fetch import Arriving, Weights
 from stages.rl.weights.layout import Layout
 from stages.rl.weights.pieces import Outline
@@ -162,23 +157,6 @@ def test_actors_that_need_a_second_for_a_fetch_get_on_while_the_learner_publishe
         assert versions[-1] >= 12, versions
 
 
-def test_a_version_that_nobody_reads_is_not_kept_and_neither_is_one_without_room(
-    tmp_path: Path,
-) -> None:
-    room = Room(1000, tmp_path / "disk", tmp_path)
-    names = [f"v{number}" for number in range(10)]
-    for name in names:
-        room.make(name, 10)
-    assert room.surplus(names, 10) == names[:-1]
-    with ExitStack() as held:
-        for name in names[1:]:
-            reading(held.enter_context((room.folder / name).open("rb")).fileno())
-        assert room.surplus(names, 10) == ["v0", "v7", "v8"]
-        assert room.surplus(names, 2**60) == names[:-1]
-    assert room.surplus(names, 10) == names[:-1]
-    room.close()
-
-
 def test_when_a_relay_dies_its_member_goes_on_elsewhere_from_the_piece_where_it_was(
     start: Start, version: Any, tmp_path: Path
 ) -> None:
@@ -236,38 +214,3 @@ def test_a_fetch_of_a_version_that_was_replaced_takes_the_newer_one(start: Start
     weights.hand_to(engine)
     assert engine.taken == [(2, data)]
     weights.close()
-
-
-def test_weights_without_room_in_memory_go_through_the_disk_with_a_word(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    room = Room(2**60, tmp_path / "disk")
-    assert room.folder == tmp_path / "disk"
-    assert "no room in /dev/shm" in capsys.readouterr().out
-    room.close()
-    assert not room.folder.exists()
-
-
-def test_what_a_killed_process_has_left_in_memory_is_removed_and_what_a_living_one_has_stays(tmp_path: Path) -> None:
-    code = f"""
-from pathlib import Path
-from stages.rl.weights.buffers import Room
-import time
-room = Room(1000, Path("{tmp_path}"), Path("{tmp_path}"))
-room.make("one", 1000)
-print(room.folder, flush=True)
-time.sleep(1000)
-"""
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout
-        theirs = Path(process.stdout.readline().strip())
-        with ThreadPoolExecutor(16) as pool:  # processes that start together
-            rooms = list(pool.map(lambda _: Room(1000, tmp_path, tmp_path), range(16)))
-        assert all(room.make("one", 1000).exists() for room in rooms)
-        for room in rooms:
-            room.close()
-        assert (theirs / "one").stat().st_size == 1000
-        process.kill()
-    room = Room(1000, tmp_path, tmp_path)
-    assert list(tmp_path.glob(f"{PREFIX}*")) == [room.folder]
-    room.close()
