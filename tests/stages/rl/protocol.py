@@ -1,146 +1,118 @@
-"""The asynchronous protocol in one process: the real Shelf, Leases and Coordinator, and a model of all around them.
+"""The asynchronous protocol in one process, where every answer can be held up, get lost, or come too late.
 
-What is modelled: journals (what is durable, and what is thrown away), actors, the learner and its checkpoint, and a
-network in which answers get lost and puts arrive late.
+Real are: Shelf, Leases and Coordinator, the learner's State and what it decides with it (`stages.rl.choice`), JSON of
+checkpoints and messages, and, where asked for, the journal with its files. What is left is who calls whom, and when.
 """
 
-from dataclasses import dataclass, field, replace
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
+
+import pyarrow as pa
+from processes import Actor, Files, Memory, Shard, group_like
 
 from data.transport.endpoint import Endpoint
+from stages.rl.choice import Offer, choose, staleness, thrown_away
 from stages.rl.config import AsynchronousConfig
 from stages.rl.coordinator.coordinator import Coordinator
+from stages.rl.coordinator.status import Status
 from stages.rl.coordinator.table import Table
-from stages.rl.messages import Advance, Ended, Inventory, Join, Lease, Renewal, Shelved, Source
-from stages.rl.store.shelf import Group, Shelf
+from stages.rl.messages import Advance, Ended, Join, Lease, Renewal, Source
+from stages.rl.prompts import row_at
+from stages.rl.state import State
+from stages.rl.store.shelf import Group
 
 SOURCE = Source(version=0, digest="", num_bytes=0, endpoint=Endpoint(host="here", port=1, token="t"))
 LEASE_SECONDS = 30.0
+SEED = 7
 
 
 @dataclass
-class Shard:
-    """A shard with its journal, which outlives it."""
+class Past:
+    """What became of all positions that are done with, in the history that survives."""
 
-    number: int
-    bound: int
-    durable: set[Group] = field(default_factory=set[Group])
-    shelf: Shelf = field(init=False)
-    start: int = 0
+    trained: list[int] = field(default_factory=list[int])
+    rejected: set[int] = field(default_factory=set[int])
+    """By dynamic sampling."""
+    aside: set[int] = field(default_factory=set[int])
 
-    def __post_init__(self) -> None:
-        self.shelf = Shelf(self.bound)
-
-    def kill(self) -> None:
-        self.start += 1
-        self.shelf = Shelf(self.bound)
-
-    def restore(self, state: "State") -> None:
-        self.shelf.restore(state.cursor, state.ahead, state.attempts, self.durable)
-        self._clean()
-
-    def put(self, group: Group) -> str:
-        """The journal writes at once, so "kept" is durable, and said to the actor."""
-        verdict = self.shelf.put(group)
-        if verdict == "kept":
-            self.durable.add(group)
-            self.shelf.settle(group)
-        self._clean()
-        return verdict
-
-    def again(self, attempts: dict[int, int]) -> None:
-        self.shelf.again(attempts)
-        self._clean()
-
-    def done(self, state: "State") -> None:
-        self.shelf.done(state.cursor, state.ahead)
-        self._clean()
-
-    def _clean(self) -> None:
-        self.durable.difference_update(self.shelf.thrown)
-        self.shelf.thrown.clear()
-        self.shelf.trained.clear()
-
-    def known(self) -> dict[int, Group]:
-        return {group.position: group for group, _ in self.shelf.groups()}
-
-    def inventory(self) -> Inventory:
-        shelved = tuple(
-            Shelved(position=group.position, attempt=group.attempt, state=state, oldest=group.oldest)
-            for group, state in self.shelf.groups()
-        )
-        return Inventory(start=f"{self.number}-{self.start}", shelved=shelved, num_bytes=0, room=1)
-
-
-@dataclass(frozen=True)
-class State:
-    """What the learner's checkpoint has."""
-
-    version: int = 0
-    cursor: int = 0
-    ahead: tuple[int, ...] = ()
-    attempts: dict[int, int] = field(default_factory=dict[int, int])
-    trained: tuple[int, ...] = ()
-    """Every position that the weights have learned from, in order: the surviving history."""
-    aside: tuple[int, ...] = ()
-
-    def is_done(self, position: int) -> bool:
-        return position < self.cursor or position in self.ahead
-
-    def finish(self, positions: set[int]) -> "State":
-        ahead, cursor = set(self.ahead) | positions, self.cursor
-        while cursor in ahead:
-            cursor += 1
-        left = tuple(sorted(position for position in ahead if position >= cursor))
-        done = set(range(cursor)) | set(left)
-        attempts = {position: found for position, found in self.attempts.items() if position not in done}
-        return replace(self, cursor=cursor, ahead=left, attempts=attempts)
-
-
-@dataclass
-class Actor:
-    """An actor: its leases, and what it has to say at its next renewal."""
-
-    name: str
-    leases: dict[str, Lease] = field(default_factory=dict[str, Lease])
-    begun: dict[str, int] = field(default_factory=dict[str, int])
-    """Tokens of what it plays."""
-    ended: list[Ended] = field(default_factory=list[Ended])
-    joined: bool = False
+    def copy(self) -> "Past":
+        return Past(list(self.trained), set(self.rejected), set(self.aside))
 
 
 class World:
     """All processes of a run."""
 
-    def __init__(self, shards: int, prompts: int, staleness: int, attempts: int, bound: int, stale: str) -> None:
+    def __init__(
+        self, shards: int, prompts: int, staleness: int, attempts: int, bound: int, stale: str, resample: int,
+        rows: int, bad: int, files: Path | None = None,
+    ) -> None:  # fmt: skip
+        """The grader fails for `bad` of the `rows` whenever it fails; with `files` the journal is the real one."""
         self.config = AsynchronousConfig.model_validate(
             {"max_staleness": staleness, "max_attempts": attempts, "lease_seconds": LEASE_SECONDS, "stale": stale}
         )
         self.prompts, self.window, self.bound = prompts, (staleness + 1) * prompts, bound
+        self.resample, self.files = resample, files
+        self.ids = pa.chunked_array([[f"p{row}" for row in range(rows)]])
+        self.bad, self.grader_fails = {f"p{row}" for row in range(min(bad, rows - 1))}, False
         self.now, self.names, self.starts = 1000.0, count(), count()
-        self.shards = [Shard(number, bound) for number in range(shards)]
-        self.state = self.checkpoint = State()
-        self.taken: list[Group] = []
+        self.durable: set[Group] = set()
+        self.promised: set[Group] = set()
+        """Acknowledged, and not thrown away."""
+        self.zombies: list[Shard] = []
+        """Processes that were taken for dead, and write what they have taken in later."""
         self.late: list[Group] = []
-        self.untold: set[int] = set()
-        """Shards to which something came that the coordinator can't know of before it asks them."""
         self.actors: dict[str, Actor] = {}
         self.table = Table()
-        self.coordinator = self._coordinator()
-        self.start_learner()
+        self.checkpoint, self.committed, self.saved = json.dumps(State().to_json()), 0, Past()
+        self.shards: list[Shard] = []
+        self.start_learner(shards)
 
-    def _coordinator(self) -> Coordinator:
-        start = f"c{next(self.starts)}"
-        return Coordinator(self.config, len(self.shards), "", start, self.table, self.now)
-
-    # Coordinator
+    # Processes that go and come
 
     def kill_coordinator(self) -> None:
         """All that it had in memory is gone; the table on disk is as it was last written."""
-        self.coordinator = self._coordinator()
+        start = f"c{next(self.starts)}"
+        self.coordinator = Coordinator(self.config, len(self.shards), "", start, self.table, self.now)
+        self.ended = False
+
+    def kill_shard(self, number: int) -> None:
+        """What was on its way to the disk may be lost, be there, or come there later."""
+        self.zombies.append(self.shards[number])
+        self.shards[number] = self.new_shard(number, len(self.shards))
+        self.untold.add(number)
+
+    def new_shard(self, number: int, shards: int) -> Shard:
+        start = f"s{next(self.starts)}"
+        if self.files is None:
+            return Shard(number, shards, start, self.bound, Memory(self.durable, number, shards))
+        return Shard(number, shards, start, self.bound, Files(self.files, number, shards, start, {}))
+
+    def zombie_writes(self, index: int) -> None:
+        """It finds that it was replaced, so it says nothing to anybody."""
+        self.zombies.pop(index).write()
+
+    def start_learner(self, shards: int) -> None:
+        """All that ends with it is started anew, from the checkpoint: shards, of whatever number, and coordinator."""
+        self.zombies += self.shards
+        self.shards = [self.new_shard(number, shards) for number in range(shards)]
+        self.state = State.from_json(json.loads(self.checkpoint))
+        self.past, self.told, self.learning = self.saved.copy(), self.state, 0
+        self.heard = self.state
+        """What the coordinator was last told."""
+        self.status: Status | None = None
+        self.tries, self.over = self.config.max_staleness + 2, False
+        self.untold = set(range(shards))
+        """Shards to which something came that the coordinator can't know of before it asks them."""
+        self.begin_batch(self.state)
+        self.kill_coordinator()
 
     def write_table(self) -> None:
-        self.table = self.coordinator.table(self.now)
+        self.table = Table.model_validate_json(self.coordinator.table(self.now).model_dump_json())
+
+    # The coordinator and the shards
 
     def poll(self, number: int) -> None:
         shard = self.shards[number]
@@ -152,21 +124,25 @@ class World:
         self.now += seconds
         self.coordinator.sweep(self.now)
 
-    def check_window(self, before: int, brought: int, given: tuple[Lease, ...]) -> None:
-        """Nothing new is given out beyond the window, and what is out beyond it, comes from elsewhere.
+    def write(self, number: int) -> None:
+        self.shards[number].write()
 
-        `before` groups were out before a call in which an actor `brought` leases of an earlier coordinator. They may
-        be more than the window has room for, as may be what a learner that went back to its checkpoint has to learn
-        from again; then nothing new is given out until all is within the window.
-        """
-        out = self.coordinator.leases.out
-        assert out <= max(self.window, before + brought)
-        if any(not lease.partial for lease in given):
-            assert out <= self.window
-            assert len(self.coordinator.leases.leased()) <= self.window
-            shelved = {p for shard in self.shards for p in shard.known() if not self.state.is_done(p)}
-            if not self.untold:
-                assert len(shelved | set(self.coordinator.leases.leased())) <= self.window, "by what there really is"
+    def settle(self, number: int, answered: bool = True) -> None:
+        """What is written becomes visible, and is said to the actors that wait."""
+        shard = self.shards[number]
+        for group, verdict in shard.settle(self.promised).items():
+            if group.position not in self.coordinator.leases.leased():
+                self.untold.add(number)
+            for actor in self.actors.values():
+                for id in [id for id, putting in actor.putting.items() if putting == group]:
+                    del actor.putting[id]
+                    if answered:
+                        self.answer(actor, id, group, verdict)
+
+    def answer(self, actor: Actor, id: str, group: Group, verdict: str) -> None:
+        if verdict in ("kept", "duplicate", "stale"):
+            actor.forget(id)
+            actor.ended.append(Ended(id=id, how="stored" if group.whole else "handed back"))
 
     # Actors
 
@@ -175,186 +151,248 @@ class World:
         self.actors[name] = Actor(name)
         return self.actors[name]
 
-    def renew(self, actor: Actor, want: int, answered: bool = True) -> None:
+    def renew(self, actor: Actor, want: int, answered: bool = True, leaving: str = "") -> None:
         """One call; when the answer gets lost, the actor says the same again the next time."""
         self.now += 0.01
         if not actor.joined:
-            self.coordinator.join(Join(member=actor.name, node="n", samples_at_once=8), self.now)
+            self.coordinator.join(Join(member=actor.name, node="n", samples_at_once=8, start="1"), self.now)
             actor.joined = True
         living = self.coordinator.members.living.get(actor.name)
         brought = len(actor.leases) if living and living.fresh else 0
         before = self.coordinator.leases.out
-        orders = self.coordinator.renew(
-            Renewal(
-                member=actor.name,
-                holding=tuple(actor.leases),
-                leases=tuple(actor.leases.values()),
-                ended=tuple(actor.ended),
-                want=want,
-            ),
-            self.now,
-        )
+        renewal = Renewal(
+            member=actor.name, holding=tuple(actor.leases), leases=tuple(actor.leases.values()),
+            ended=tuple(actor.ended), want=want, leaving=leaving,
+        )  # fmt: skip
+        orders = self.coordinator.renew(renewal, self.now)
         self.check_window(before, brought, orders.leases)
+        assert not (self.ended and orders.leases), "given out after the end"
         if not answered:
             return
         if orders.stranger:
             actor.joined = False
-            return
-        actor.ended = []
+        else:
+            actor.ended = []
         for lost in orders.lost:
-            lease = actor.leases.pop(lost, None)
-            if lease is not None:
-                self.late.append(self._group(lease, whole=True, tokens=9))  # it may be on its way to the store
+            version, lease = actor.versions.get(lost, 0), actor.forget(lost)
+            if lease is not None:  # it may be on its way to the store
+                self.late.append(self.group(lease, True, version))
         for lease in orders.leases:
             assert lease.id not in actor.leases
-            actor.leases[lease.id] = lease
+            actor.leases[lease.id], actor.versions[lease.id] = lease, self.heard.policy_version
+        if orders.leave:
+            self.kill_actor(actor)
 
-    def _group(self, lease: Lease, *, whole: bool, tokens: int) -> Group:
-        return Group(
-            lease.position, lease.attempt, whole, samples=1, tokens=tokens, oldest=self.state.version, num_bytes=1
-        )
+    def check_window(self, before: int, brought: int, given: tuple[Lease, ...]) -> None:
+        """Nothing new is given out beyond the window, and what is out beyond it, comes from elsewhere.
+
+        `before` groups were out before a call in which an actor `brought` leases of an earlier coordinator. They may
+        be more than the window has room for, as may be what a learner that went back to its checkpoint has to learn
+        from again; then nothing new is given out until all is within the window.
+        """
+        out, leased = self.coordinator.leases.out, self.coordinator.leases.leased()
+        assert out <= max(self.window, before + brought)
+        if any(not lease.partial for lease in given):
+            assert out <= self.window and len(leased) <= self.window
+            shelved = {p for shard in self.shards for p in shard.known() if not self.heard.is_done(p)}
+            if not self.untold:
+                assert len(shelved | set(leased)) <= self.window, "by what there really is"
+
+    def group(self, lease: Lease, whole: bool, version: int) -> Group:
+        begun = self.shard_of(lease.position).known().get(lease.position) if lease.partial else None
+        if begun is not None:
+            version = min(version, begun.oldest)
+        tokens = 9 if whole else (begun.tokens if begun else 0) + 1
+        self.now += 0.001  # no two puts are the same
+        return group_like(lease, whole=whole, tokens=tokens, version=version, when=self.now)
 
     def shard_of(self, position: int) -> Shard:
         return self.shards[position % len(self.shards)]
 
-    def put(self, actor: Actor, id: str, *, whole: bool, forgets: bool = False) -> bool:
-        """Put a group; whether it is acknowledged. With `forgets` the answer gets lost, and the lease is kept."""
+    def put(self, actor: Actor, id: str, *, whole: bool) -> None:
+        """Send a group; the answer comes when it is written, or at once when it is not needed."""
         lease = actor.leases[id]
-        begun = self.shard_of(lease.position).known().get(lease.position)
-        tokens = 9 if whole else (begun.tokens if begun and lease.partial else 0) + 1
-        group = self._group(lease, whole=whole, tokens=tokens)
+        group = self.group(lease, whole, actor.versions[id])
         verdict = self.shard_of(lease.position).put(group)
-        if lease.position not in self.coordinator.leases.leased():
-            self.untold.add(lease.position % len(self.shards))
-        if verdict in ("not yet", "full", "pending") or forgets:
-            return False
-        del actor.leases[id]
-        actor.ended.append(Ended(id=id, how="stored" if whole else "handed back"))
-        return True
+        if verdict == "kept":
+            actor.putting[id] = group
+        else:
+            self.answer(actor, id, group, verdict)
 
     def kill_actor(self, actor: Actor) -> None:
         """What it was putting may still arrive, at any time."""
         del self.actors[actor.name]
-        self.late += [self._group(lease, whole=True, tokens=9) for lease in actor.leases.values()]
+        self.late += [self.group(lease, True, actor.versions[id]) for id, lease in actor.leases.items()]
 
     def arrive(self, index: int) -> None:
         group = self.late.pop(index)
         self.untold.add(group.position % len(self.shards))
         self.shard_of(group.position).put(group)
 
-    # Learner
+    # The learner
 
-    def start_learner(self) -> None:
-        """From the checkpoint: the shards are restored, the coordinator is told."""
-        self.state, self.taken = self.checkpoint, []
-        self.untold = set(range(len(self.shards)))
-        for shard in self.shards:
-            shard.restore(self.state)
-        self.advance()
+    def tell(self, state: State, learning: int = 0) -> None:
+        """Threads say it to shards and coordinator: `hear` and `advance`, later."""
+        self.told, self.learning = state, learning
 
-    def restore_shard(self, number: int) -> None:
-        """As the learner does when it finds that a shard was started anew."""
-        if not self.shards[number].shelf.restored:
-            self.shards[number].restore(self.state)
+    def hear(self, number: int) -> None:
+        """As the learner's thread does, also when it finds that the shard was started anew."""
+        shard = self.shards[number]
+        if shard.shelf.restored:
+            shard.hear(self.told, self.committed, self.promised)
+        else:
+            shard.restore(self.told, self.committed, self.promised)
             self.untold.add(number)
 
     def advance(self) -> None:
-        state = self.state
-        status = self.coordinator.advance(
+        state = self.heard = self.told
+        self.status = self.coordinator.advance(
             Advance(
-                version=state.version,
-                source=SOURCE.model_copy(update={"version": state.version}),
-                window=self.window,
-                cursor=state.cursor,
-                ahead=state.ahead,
-                attempts=state.attempts,
-                learning=len(self.taken),
+                version=state.policy_version, source=SOURCE.model_copy(update={"version": state.policy_version}),
+                window=self.window, cursor=state.cursor, ahead=state.ahead, attempts=state.attempts,
+                learning=self.learning,
             ),
             self.now,
-        )
-        given_up = {p for p in status.set_aside if not state.is_done(p) and p not in {g.position for g in self.taken}}
-        if given_up:
-            self._finish(given_up, aside=True)
+        )  # fmt: skip
 
-    def take(self) -> None:
-        """The lowest positions that are whole, once there are enough; those that are too old go back."""
-        if self.taken or not all(shard.shelf.restored for shard in self.shards):
-            return
-        ready = sorted((g for shard in self.shards for g in shard.shelf.ready()), key=lambda group: group.position)
-        picked = ready[: self.prompts]
-        old = [group for group in picked if self.state.version - group.oldest > self.config.max_staleness]
-        if old and self.config.stale != "keep":
-            self._throw(old)
-            return
-        if len(picked) == self.prompts:
-            for group in picked:
-                self.shard_of(group.position).shelf.take([group.key])
-            self.taken = picked
+    def begin_batch(self, state: State) -> None:
+        self.looking, self.rounds, self.full = state, 0, False
+        self.offers: list[Offer] = []
+        self.kept: list[Offer] = []
+        self.fetching: list[Offer] = []
+        self.fetched: list[Offer] = []
 
-    def _throw(self, old: list[Group]) -> None:
-        attempts = {group.position: group.attempt + 1 for group in old}
-        spent = {position for position, attempt in attempts.items() if attempt >= self.config.max_attempts}
-        again = {position: attempt for position, attempt in attempts.items() if position not in spent}
-        self.state = replace(self.state, attempts={**self.state.attempts, **again})
-        for shard in self.shards:
-            mine = {position: a for position, a in again.items() if position % len(self.shards) == shard.number}
-            shard.again(mine)
-        if spent:
-            self._finish(spent, aside=True)
+    def look(self) -> None:
+        """At what is there: a round is taken once there is enough of it, the rest judged."""
+        if self.over or self.full or self.fetching:
+            return
+        shelved = [(shard, group) for shard in self.shards if shard.shelf.restored for group in shard.shelf.ready()]
+        offers = [Offer(g.position, g.attempt, g.tokens, g.samples, g.oldest, s.number) for s, g in shelved]
+        missing, chosen = self.prompts - len(self.kept), {offer.position for offer in self.offers}
+        given_up = set(self.status.set_aside) if self.status else set[int]()
+        found = choose(offers, self.looking, missing, chosen, self.config)
+        state = thrown_away(self.looking, found, given_up, chosen, SEED, self.ids, self.window, self.config)
+        if state != self.looking:
+            self.set_aside(state)
+            self.tell(state, len(self.kept))
+        if len(found.taken) == missing:
+            assert not [offer for offer in found.taken if state.is_done(offer.position)], "taken, and done with"
+            self.fetching, self.fetched = found.taken, []
+
+    def set_aside(self, state: State) -> None:
+        before, self.looking = done(self.looking), state
+        self.past.aside |= done(state) - before
+
+    def fetch(self, number: int, teaches: Callable[[int], bool] = lambda _: True) -> None:
+        """What was chosen, from its shard; the last part ends the round."""
+        wanted = [offer for offer in self.fetching if offer.shard == number]
+        if not wanted or not self.shards[number].shelf.restored:
+            return
+        self.shards[number].shelf.take([(offer.position, offer.attempt) for offer in wanted])  # it has what it had
+        self.fetching = [offer for offer in self.fetching if offer.shard != number]
+        self.fetched += wanted
+        if not self.fetching:
+            self.end_round(teaches)
+
+    def end_round(self, teaches: Callable[[int], bool]) -> None:
+        self.offers, self.rounds = self.offers + self.fetched, self.rounds + 1
+        rejected = {one.position for one in self.fetched if self.resample and not teaches(one.position)}
+        self.kept += [offer for offer in self.fetched if offer.position not in rejected]
+        self.full = self.rounds > self.resample or len(self.kept) == self.prompts
+        if self.full and not self.kept:  # the last round stands for the step
+            self.kept = self.fetched
+        self.looking = self.looking.done_with(rejected, (), {})
+        self.past.rejected |= rejected
+        self.tell(self.looking, len(self.offers) if self.full else len(self.kept))
+
+    def refuse(self) -> None:
+        """The first batch of a start is not what the policy says: it is played anew."""
+        if not self.full or self.tries <= 1:
+            return
+        again = {offer.position: offer.attempt + 1 for offer in self.offers}
+        aside = {position for position, attempt in again.items() if attempt >= self.config.max_attempts}
+        self.tries -= 1
+        self.set_aside(self.looking.done_with((), aside, again))
+        self.begin_batch(self.looking)
+        self.tell(self.looking)
 
     def train(self) -> None:
         """The update is made: what was taken is done with."""
-        if not self.taken:
+        if not self.full:
             return
-        positions = [group.position for group in self.taken]
-        assert not [position for position in positions if self.state.is_done(position)], "trained twice"
-        trained = (*self.state.trained, *positions)
-        self.state = replace(self.state, trained=trained, version=self.state.version + 1)
-        self.taken = []
-        self._finish(set(positions), aside=False)
-
-    def _finish(self, positions: set[int], *, aside: bool) -> None:
-        self.state = self.state.finish(positions)
-        if aside:
-            self.state = replace(self.state, aside=(*self.state.aside, *sorted(positions)))
-        for shard in self.shards:
-            if shard.shelf.restored:
-                shard.done(self.state)
+        version, positions = self.looking.policy_version, [offer.position for offer in self.kept]
+        assert {position for position in positions if self.looking.is_done(position)} <= self.past.rejected
+        if self.config.stale != "keep":
+            assert all(staleness(offer.oldest, version) <= self.config.max_staleness for offer in self.kept)
+        prompts = {self.ids[row_at(SEED, position, len(self.ids))].as_py() for position in positions}
+        failed = sorted(prompts & self.bad) if self.grader_fails else []
+        self.past.trained += positions
+        self.past.rejected -= set(positions)
+        state = self.looking.done_with([offer.position for offer in self.offers], (), {})
+        self.state, self.tries = state.after_step(state.cursor, 1, 1.0, failed), 0
+        self.begin_batch(self.state)
+        self.tell(self.state)
 
     def commit(self) -> None:
-        if not self.taken:
-            self.checkpoint = self.state
+        """What the last step has left, whatever was done for the next one."""
+        if not self.offers and self.looking == self.state:
+            self.checkpoint, self.saved = json.dumps(self.state.to_json()), self.past.copy()
+            self.committed = self.state.cursor
 
-    def another_number_of_shards(self, number: int) -> None:
-        """The learners are started on another number of nodes, from the checkpoint, with what all journals have."""
-        durable = [group for shard in self.shards for group in shard.durable]
-        self.shards = [Shard(index, self.bound) for index in range(number)]
-        for group in durable:
-            self.shard_of(group.position).durable.add(group)
-        self.write_table()
-        self.coordinator = self._coordinator()
-        self.start_learner()
+    def end(self) -> None:
+        """The last step is done and committed; actors go. The run may be given more steps later."""
+        if not self.offers and self.looking == self.state:
+            self.commit()
+            self.over = True
+        if self.over:
+            self.coordinator.end("the run is done")
+            self.ended = True
 
     # All
 
     def calm_round(self) -> None:
         """A second in which nothing fails."""
-        for number in range(len(self.shards)):
-            self.restore_shard(number)
+        everything = range(len(self.shards))
+        for number in everything:
+            self.hear(number)
         self.advance()
-        for number in range(len(self.shards)):
+        for number in everything:
             self.poll(number)
         self.sweep(1.0)
         for actor in list(self.actors.values()):
-            for id in list(actor.leases):
+            for id in [id for id in actor.leases if id not in actor.hung | set(actor.putting)]:
                 self.put(actor, id, whole=True)
+        for number in everything:
+            self.write(number)
+            self.settle(number)
+        for actor in list(self.actors.values()):
             self.renew(actor, 4)
-        self.take()
+        self.look()
+        for number in everything:
+            self.fetch(number)
         self.train()
 
     def check(self) -> None:
         """No position is trained twice or passed over in the surviving history."""
-        trained, aside = self.state.trained, self.state.aside
-        assert len(set(trained)) == len(trained), "trained twice"
-        assert not set(trained) & set(aside)
-        assert set(range(self.state.cursor)) | set(self.state.ahead) == set(trained) | set(aside), "lost"
+        past, state = self.past, self.looking
+        assert len(set(past.trained)) == len(past.trained), "trained twice"
+        every = [set(past.trained), past.rejected, past.aside]
+        assert sum(map(len, every)) == len(set[int]().union(*every)), "what is done with, is so for one reason"
+        assert done(state) == set[int]().union(*every), "lost"
+        assert state.positions_set_aside == len(past.aside)
+
+
+def done(state: State) -> set[int]:
+    return set(range(state.cursor)) | set(state.ahead)
+
+
+def highest(world: World) -> int:
+    """The highest position that anybody knows of."""
+    found: list[Iterable[int]] = [(world.looking.cursor,), world.looking.ahead]
+    found += [[group.position for group in (*world.promised, *world.late)]]
+    found += [
+        [group.position for group in (*shard.waiting, *shard.written)] for shard in (*world.shards, *world.zombies)
+    ]
+    found += [[lease.position for lease in actor.leases.values()] for actor in world.actors.values()]
+    found += [shard.known() for shard in world.shards]
+    return max(position for positions in found for position in positions)
