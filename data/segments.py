@@ -9,8 +9,9 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import h5py
 import numpy as np
@@ -31,6 +32,7 @@ ORIGIN = np.dtype(
         ("member", "S64"),
     ]
 )
+COLUMNS = tuple(field.name for field in fields(Trajectories))
 VECTORS = 1024
 """Buffers that one system call takes (IOV_MAX of Linux)."""
 
@@ -54,6 +56,28 @@ class Origin:
     """The actor that played it (the last one), in ASCII, at most 64 characters."""
 
 
+class Column(NamedTuple):
+    """Where the entries of a dataset lie in its file."""
+
+    place: int
+    """Of the first one, in bytes; -1 without any."""
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    """Of an entry."""
+
+
+class Span(NamedTuple):
+    """The entries of a file that are a group's."""
+
+    first: int
+    """Sample."""
+    last: int
+    """The sample after the last one."""
+    begin: int
+    """Token."""
+    end: int
+
+
 def origin(position: int, attempt: int, whole: bool, played: float, member: str, group: Trajectories) -> Origin:
     """The entry of a `group`."""
     # As a number without a sign, -1, of what nobody chose, is the largest.
@@ -69,27 +93,28 @@ def num_bytes(group: Trajectories) -> int:
 
 def write_segment(
     path: Path, origins: Sequence[Origin], parts: Sequence[Trajectories], attributes: Mapping[str, str | int | float]
-) -> None:
+) -> dict[str, Column]:
     """Write groups to `path` and fsync it; the caller renames it. All have the same number of reward terms."""
     columns = {
-        field.name: [getattr(part, field.name) for part in parts]
-        for field in fields(Trajectories)
-        if field.name not in ("offsets", "groups", "prompt_ids")
+        name: [getattr(part, name) for part in parts]
+        for name in COLUMNS
+        if name not in ("offsets", "groups", "prompt_ids")
     }
     lengths = np.concatenate([part.lengths for part in parts])
     columns["offsets"] = [np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)]
     columns["groups"] = [np.repeat(np.arange(len(parts), dtype=np.int32), [len(part) for part in parts])]
     columns["prompt_ids"] = [np.array([text.encode("ascii") for part in parts for text in part.prompt_ids], np.bytes_)]
     columns["origins"] = [np.array([_entry(entry) for entry in origins], ORIGIN)]
-    places: dict[str, int] = {}
+    found: dict[str, Column] = {}
     with h5py.File(path, "w", libver="latest") as file:
         for name, value in sorted({**attributes, "format": FORMAT}.items()):
             file.attrs[name] = value
         for name, arrays in columns.items():
-            place = _reserve(file, name, (sum(map(len, arrays)), *arrays[0].shape[1:]), arrays[0].dtype)
-            if place is not None:
-                places[name] = place
-    _fill(path, {places[name]: arrays for name, arrays in columns.items() if name in places})
+            shape, dtype = arrays[0].shape[1:], arrays[0].dtype
+            place = _reserve(file, name, (sum(map(len, arrays)), *shape), dtype)
+            found[name] = Column(-1 if place is None else place, dtype, shape)
+    _fill(path, {found[name].place: arrays for name, arrays in columns.items() if found[name].place >= 0})
+    return found
 
 
 def read_origins(path: Path) -> list[Origin]:
@@ -99,12 +124,40 @@ def read_origins(path: Path) -> list[Origin]:
     return [Origin(**dict(zip(ORIGIN.fields or (), (*row[:-1], row[-1].decode("ascii")), strict=True))) for row in rows]
 
 
-def read_groups(path: Path, places: Sequence[int]) -> list[Trajectories]:
-    """The groups at these places of the file, in this order. Reads little else of it."""
+def read_columns(path: Path) -> dict[str, Column]:
+    """Where they lie."""
     with h5py.File(path, "r") as file:
-        datasets = {field.name: cast(h5py.Dataset, file[field.name]) for field in fields(Trajectories)}
-        groups, offsets = datasets["groups"][:], datasets["offsets"][:]
-        return [_read(datasets, groups, offsets, place) for place in places]
+        datasets = {name: cast(h5py.Dataset, file[name]) for name in COLUMNS}
+        places = {name: dataset.id.get_offset() for name, dataset in datasets.items()}
+        return {
+            name: Column(-1 if places[name] is None else places[name], dataset.dtype, dataset.shape[1:])
+            for name, dataset in datasets.items()
+        }
+
+
+def spans(origins: Sequence[Origin]) -> list[Span]:
+    """The parts of a file that its groups are."""
+    samples = [0, *accumulate(entry.samples for entry in origins)]
+    tokens = [0, *accumulate(entry.tokens for entry in origins)]
+    return [Span(*samples[place : place + 2], *tokens[place : place + 2]) for place in range(len(origins))]
+
+
+def read_group(path: Path, columns: Mapping[str, Column], span: Span) -> Trajectories:
+    """A group of the file; reads nothing else of it. OSError where the file is shorter."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        found: dict[str, Any] = {
+            name: _read(descriptor, columns[name], *(span[2:] if name in FLAT else span[:2]))
+            for name in COLUMNS
+            if name not in ("offsets", "groups")
+        }
+        offsets = _read(descriptor, columns["offsets"], span.first, span.last + 1)
+    finally:
+        os.close(descriptor)
+    found["offsets"] = offsets - span.begin
+    found["groups"] = np.zeros(span.last - span.first, np.int32)
+    found["prompt_ids"] = tuple(text.decode("ascii") for text in found["prompt_ids"].tolist())
+    return Trajectories(**found)
 
 
 def read_attributes(path: Path) -> Attributes:
@@ -163,15 +216,14 @@ def _write_all(descriptor: int, views: list[memoryview], place: int) -> int:
     return total
 
 
-def _read(
-    datasets: Mapping[str, h5py.Dataset], groups: npt.NDArray[np.int32], offsets: npt.NDArray[np.int64], place: int
-) -> Trajectories:
-    first, last = (int(np.searchsorted(groups, place, side)) for side in ("left", "right"))
-    columns: dict[str, Any] = {
-        name: dataset[offsets[first] : offsets[last]] if name in FLAT else dataset[first:last]
-        for name, dataset in datasets.items()
-    }
-    columns["offsets"] = offsets[first : last + 1] - offsets[first]
-    columns["groups"] = np.zeros(last - first, np.int32)
-    columns["prompt_ids"] = tuple(text.decode("ascii") for text in columns["prompt_ids"])
-    return Trajectories(**columns)
+def _read(descriptor: int, column: Column, first: int, last: int) -> npt.NDArray[Any]:
+    """The entries from `first` up to `last`."""
+    found = np.empty((last - first, *column.shape), column.dtype)
+    room, place = found.reshape(-1).view(np.uint8).data, column.place
+    place += first * (found.nbytes // max(len(found), 1))
+    while room:
+        count = os.preadv(descriptor, [room], place)
+        if not count:
+            raise OSError(f"a segment ends before byte {place:,}")
+        room, place = room[count:], place + count
+    return found

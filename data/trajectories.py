@@ -92,9 +92,23 @@ class Trajectories:
         ids = tuple(self.prompt_ids[index] for index in indices.tolist())
         return Trajectories(**columns, offsets=offsets, prompt_ids=ids)
 
+    def rows(self, first: int, last: int) -> "Trajectories":
+        """The sequences from `first` up to `last`, without a copy but for the offsets."""
+        begin, end = int(self.offsets[first]), int(self.offsets[last])
+        columns: dict[str, Any] = {
+            field.name: getattr(self, field.name)[begin:end]
+            if field.name in FLAT
+            else getattr(self, field.name)[first:last]
+            for field in fields(Trajectories)
+            if field.name != "offsets"
+        }
+        return Trajectories(**columns, offsets=self.offsets[first : last + 1] - begin)
+
     @staticmethod
     def joined(parts: "Sequence[Trajectories]") -> "Trajectories":
-        """The sequences of the first, then those of the next, and so on."""
+        """The sequences of the first, then those of the next, and so on; of one alone itself."""
+        if len(parts) == 1:
+            return parts[0]
         lengths = np.concatenate([part.lengths for part in parts])
         columns: dict[str, Any] = {
             field.name: np.concatenate([getattr(part, field.name) for part in parts])

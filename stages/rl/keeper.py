@@ -72,9 +72,9 @@ class Keeper:
             if not self._restored:
                 self._teller.restore(state.cursor, state.ahead, state.attempts, self._committed)
                 self._restored = True
-            else:
-                self._teller.again(state.attempts)
-                self._teller.done(state.cursor, state.ahead, self._committed)
+            # Also after a restore: what it goes by is where the learners stood when it was first asked for.
+            self._teller.again(state.attempts)
+            self._teller.done(state.cursor, state.ahead, self._committed)
             self._heard = state
         except Restarted:
             self._restored = False

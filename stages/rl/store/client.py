@@ -1,5 +1,6 @@
 """The store as actors and learners see it. Every call may be repeated: what was done stays done."""
 
+import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,9 +13,22 @@ from data.trajectories import Trajectories
 from data.transport.client import Caller, Unreachable
 from data.transport.trajectories import batches, read_batches, schema
 from stages.rl.messages import Inventory, Lease, Message, Shelved
-from stages.rl.store.sending import Sending, Sent
+from stages.rl.store.sending import Sending, Sent, tables
 from stages.rl.store.shelf import Verdict
-from stages.rl.store.wire import Again, Answer, Answers, Ask, Division, Done, Nothing, Offer, Offers, Restore, Take
+from stages.rl.store.wire import (
+    Again,
+    Answer,
+    Answers,
+    Ask,
+    Division,
+    Done,
+    Nothing,
+    Offer,
+    Offers,
+    Restore,
+    Restored,
+    Take,
+)
 
 Put = Literal["kept", "duplicate", "stale"]
 Stop = Callable[[], bool]
@@ -40,7 +54,7 @@ class ShardClient:
     def __init__(self, path: Path, seconds: float = 60.0) -> None:
         """`path` is its announcement, ATTEMPT/endpoints/shard-0000.json; calls try for `seconds`, then Unreachable."""
         self._caller, self._seconds, self._start = Caller(path, max(seconds, 1.0)), seconds, ""
-        self._sending = Sending(self._send)
+        self._sending, self._restore_id = Sending(self._send), secrets.token_hex(8)
 
     def put(
         self, lease: Lease, trajectories: Trajectories, whole: bool, member: str, stop: Stop = lambda: False
@@ -78,11 +92,20 @@ class ShardClient:
         return self._caller.get(Take(begun=position), _group, again=self._seconds)
 
     def restore(self, cursor: int, ahead: Iterable[int], attempts: Mapping[int, int], committed: int = 0) -> Inventory:
-        """Tell it where the learners stand, at each start of theirs and of its own, and their checkpoint's cursor."""
-        where = Restore(cursor=cursor, ahead=tuple(ahead), attempts=dict(attempts), committed=committed)
-        inventory = self._caller.call("restore", where, Inventory, again=self._seconds)
-        self._start = inventory.start
-        return inventory
+        """Tell it where the learners stand, at each start of theirs and of its own, and their checkpoint's cursor.
+
+        It reads its journal, which may take longer than one waits here: Unreachable. Asked again it goes on with that,
+        as the learners stood when it was asked first.
+        """
+        where = Restore(
+            cursor=cursor, ahead=tuple(ahead), attempts=dict(attempts), committed=committed, id=self._restore_id
+        )
+        end = time.monotonic() + self._seconds
+        while (found := self._caller.call("restore", where, Restored, again=self._seconds).inventory) is None:
+            if time.monotonic() > end:
+                raise Unreachable("the shard still reads its journal")
+        self._start, self._restore_id = found.start, secrets.token_hex(8)
+        return found
 
     def ready(self) -> list[Shelved]:
         """Whole groups that nobody has taken, by position. Raises Restarted."""
@@ -120,7 +143,7 @@ class ShardClient:
         kind = schema(groups[0].group.terms.shape[1])
 
         def stream() -> Iterator[pa.RecordBatch]:
-            return (batch for one in groups for batch in batches(one.group))
+            return (batch for table in tables([one.group for one in groups]) for batch in batches(table))
 
         return self._caller.put(offers, kind, stream, Answers, again=self._seconds).verdicts
 

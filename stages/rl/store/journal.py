@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from checkpoints.commit import ASIDE, sync
-from data.segments import Origin, read_groups, read_origins, write_segment
+from data.segments import Column, Origin, Span, read_columns, read_group, read_origins, spans, write_segment
 from data.trajectories import Trajectories
 from stages.rl.store.shelf import Group
 
@@ -47,6 +47,8 @@ class Segment:
     """A file with groups whose fate is open."""
 
     path: Path
+    columns: Mapping[str, Column]
+    """Where they lie in it."""
     open: int
     """Groups that may still be trained or thrown away."""
     needed: bool = False
@@ -64,9 +66,7 @@ class Journal:
         self.attributes = {**attributes, "shard": shard, "shards": shards}
         self.folder.mkdir(parents=True, exist_ok=True)
         self._numbers, self._lock = count(), threading.Lock()
-        self._where: dict[Group, tuple[Segment, int]] = {}
-        self._memory: dict[Group, Trajectories] = {}
-        """Of what this process has written and nobody has ended yet: no more than the shelf lets in."""
+        self._where: dict[Group, tuple[Segment, Span]] = {}
         self._last: dict[Path, int] = {}
         """The highest position of each segment that may go when a checkpoint is done with it."""
 
@@ -80,21 +80,20 @@ class Journal:
         """Make groups durable, all of them in one segment."""
         path = self.path([entry.position for entry in origins])
         aside = path.with_name(path.name + ASIDE)
-        write_segment(aside, origins, parts, self.attributes)
+        columns = write_segment(aside, origins, parts, self.attributes)
         groups = [group_of(entry) for entry in origins]
-        segment = Segment(path, len(groups))
+        segment = Segment(path, columns, len(groups))
         with self._lock:  # so `load` finds it either on disk or not at all
             aside.replace(path)
             self._last[path] = Name.of(path).last
-            self._where |= {group: (segment, place) for place, group in enumerate(groups)}
-            self._memory |= zip(groups, parts, strict=True)
+            self._where |= {group: (segment, span) for group, span in zip(groups, spans(origins), strict=True)}
         sync(self.folder)
         return groups
 
     def load(self, cursor: int) -> list[Group]:
         """All groups of this shard that may not be done with, from what lies on disk; what was known is forgotten."""
         with self._lock:
-            self._where, self._memory, self._last = {}, {}, {}
+            self._where, self._last = {}, {}
             for path in self.files():
                 name = Name.of(path)
                 if name.may_have(cursor, self.shard, self.shards):
@@ -113,17 +112,10 @@ class Journal:
             path.unlink(missing_ok=True)  # a kill before it only leaves it for the next start
 
     def read(self, groups: Sequence[Group]) -> list[Trajectories]:
-        """These groups, in this order. Those of an earlier process are read from the disk."""
+        """These groups, in this order, from the disk: what was put lately is in the system's memory."""
         with self._lock:
             found = [self._where[group] for group in groups]
-            parts = {number: self._memory[group] for number, group in enumerate(groups) if group in self._memory}
-        inside: dict[Path, list[int]] = {}
-        for number, (segment, _) in enumerate(found):
-            if number not in parts:
-                inside.setdefault(segment.path, []).append(number)
-        for path, numbers in inside.items():
-            parts |= zip(numbers, read_groups(path, [found[number][1] for number in numbers]), strict=True)
-        return [parts[number] for number in range(len(groups))]
+        return [read_group(segment.path, segment.columns, span) for segment, span in found]
 
     def trained(self, groups: Collection[Group]) -> None:
         """They stay until a checkpoint is done with them, and nobody will ask for them before the next `load`."""
@@ -146,8 +138,9 @@ class Journal:
     def _end(self, groups: Collection[Group], *, needed: bool) -> None:
         for group in groups:
             with self._lock:
-                segment, _ = self._where.pop(group)
-                self._memory.pop(group, None)
+                segment, _ = self._where.pop(group, (None, None))
+                if segment is None:  # thrown away before it was settled, after a restore had found it
+                    continue
                 segment.open -= 1
                 segment.needed |= needed
                 empty = not segment.open and not segment.needed
@@ -157,12 +150,13 @@ class Journal:
                 segment.path.unlink(missing_ok=True)  # a kill before it only leaves it for the next start
 
     def _load(self, path: Path) -> None:
-        segment = Segment(path, 0)
-        for place, entry in enumerate(read_origins(path)):
+        origins = read_origins(path)
+        segment = Segment(path, read_columns(path), 0)
+        for entry, span in zip(origins, spans(origins), strict=True):
             if entry.position % self.shards != self.shard:
                 segment.needed = True
             elif group_of(entry) not in self._where:
-                self._where[group_of(entry)] = segment, place
+                self._where[group_of(entry)] = segment, span
                 segment.open += 1
 
 

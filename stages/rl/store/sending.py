@@ -1,9 +1,10 @@
 """Puts of several threads on their way to a shard: what comes while others are under way goes together."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from data.segments import num_bytes
 from data.trajectories import Trajectories
 from data.transport.client import Unreachable
 from stages.rl.store.shelf import Verdict
@@ -13,6 +14,8 @@ STREAMS = 2
 """At the same time: one is sent while the shard makes the other durable."""
 STREAM_BYTES = 2**26
 """Groups that would make a stream longer go in the next one; a group alone may be longer."""
+TABLE_BYTES = 2**20
+"""Smaller groups go together in one batch, which costs client and shard as much as each of them would."""
 
 
 @dataclass
@@ -72,3 +75,15 @@ class Sending:
         finally:
             for one in some:
                 one.answered.set()
+
+
+def tables(groups: Sequence[Trajectories]) -> Iterator[Trajectories]:
+    """The same groups in the same order, small ones joined."""
+    some, size = list[Trajectories](), 0
+    for group in groups:
+        size += num_bytes(group)
+        if some and size > TABLE_BYTES:
+            yield Trajectories.joined(some)
+            some, size = [], num_bytes(group)
+        some.append(group)
+    yield Trajectories.joined(some)

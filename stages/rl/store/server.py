@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -14,13 +14,29 @@ from data.trajectories import Trajectories
 from data.transport.server import Action, Batches, Server
 from data.transport.trajectories import batches, read_batches, schema
 from stages.rl.messages import Inventory, Shelved
+from stages.rl.store.arrivals import Arrival, Room, by_groups
 from stages.rl.store.journal import Journal, group_of
 from stages.rl.store.shelf import Group, Shelf, Verdict
-from stages.rl.store.wire import Again, Answer, Answers, Ask, Division, Done, Nothing, Offer, Offers, Restore, Take
+from stages.rl.store.wire import (
+    Again,
+    Answer,
+    Answers,
+    Ask,
+    Division,
+    Done,
+    Nothing,
+    Offer,
+    Offers,
+    Restore,
+    Restored,
+    Take,
+)
 from stages.rl.store.writing import Waiting, Writers
 
-SPARE = 4
-"""So many times the bytes of a group are more than Arrow needs for it, offsets of each column and all."""
+READ_BYTES = 2**24
+"""Of groups that are read from the disk at a time."""
+ANSWER_SECONDS = 0.5
+"""Until a restore that goes on is answered."""
 
 
 class ShardServer(Server):
@@ -44,8 +60,10 @@ class ShardServer(Server):
         }
         super().__init__(host, actions, tls=tls)
         self._shelf, self._journal, self._num_terms = shelf, journal, num_terms
-        self._lock = threading.Lock()
-        self._incoming = 0
+        self._lock, self._loading = threading.Lock(), threading.Lock()
+        """Of the shelf, for an instant, and of the journal's list of what there is, which may take minutes to load."""
+        self._room = Room(shelf.bound)
+        self._restore_id, self._restored = "", threading.Event()
         self._writers = Writers(journal, self._settle, current)
 
     def put(self, order: bytes, batches: Batches) -> Answers:
@@ -53,12 +71,20 @@ class ShardServer(Server):
 
         A group is on its way to the disk while the next one comes.
         """
-        stream = iter(batches)
         offers = self.message(Offers, order).groups
-        kept: list[Verdict | Waiting] = [self._take_in(offer, _of(offer, stream)) for offer in offers]
-        if next(stream, None) is not None:
-            raise pa.ArrowInvalid("more comes than was offered")
-        return Answers(verdicts=tuple(one.wait() if isinstance(one, Waiting) else one for one in kept))
+        for offer in offers:
+            self._check_place(offer)
+        with self._lock:
+            arrival = self._room.begin()
+            verdicts: list[Verdict] = [self._enter(arrival, offer) for offer in offers]
+        found = list[Verdict | Waiting]()
+        try:
+            for some, parts in by_groups(offers, iter(batches), arrival.end):
+                found += self._take_in(some, verdicts[len(found) : len(found) + len(some)], parts)
+        finally:
+            with self._lock:
+                self._room.leave(arrival)
+        return Answers(verdicts=tuple(one.wait() if isinstance(one, Waiting) else one for one in found))
 
     def get(self, order: bytes, wanted: Callable[[], bool]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """Groups that a learner takes, or the half-played one of a position, if there is one."""
@@ -67,10 +93,22 @@ class ShardServer(Server):
             with self._lock:
                 self._check(take.start)
                 groups = self._shelf.take(take.keys) if take.begun is None else self._shelf.begun(take.begun)
-            parts = [_numbered(part, number) for number, part in enumerate(self._journal.read(groups))]
         except KeyError as error:
             raise pa.ArrowKeyError(f"there is no such group: {error}") from None
-        return schema(self._num_terms), (batch for part in parts for batch in batches(part))
+        return schema(self._num_terms), self._read(groups)
+
+    def _read(self, groups: Sequence[Group]) -> Iterator[pa.RecordBatch]:
+        """Some groups at a time, so that small ones share a batch and not all are in memory at once."""
+        first = 0
+        while first < len(groups):
+            last, size = first + 1, groups[first].num_bytes
+            while last < len(groups) and size + groups[last].num_bytes <= READ_BYTES:
+                size, last = size + groups[last].num_bytes, last + 1
+            parts = self._journal.read(groups[first:last])
+            yield from batches(
+                Trajectories.joined([_numbered(part, number) for number, part in enumerate(parts, first)])
+            )
+            first = last
 
     def _offer(self, offer: Offer) -> Answer:
         """What a put would be answered now."""
@@ -78,40 +116,34 @@ class ShardServer(Server):
         with self._lock:
             return Answer(verdict=self._shelf.would_put(_offered(offer)))
 
-    def _take_in(self, offer: Offer, batches: Iterator[pa.RecordBatch]) -> Verdict | Waiting:
-        verdict = self._enter(offer)
-        if verdict != "kept":
-            for _ in batches:
-                pass
-            return verdict
-        try:
-            return self._keep(offer, self._receive(offer, batches))
-        finally:
-            with self._lock:
-                self._incoming -= offer.num_bytes
+    def _enter(self, arrival: Arrival, offer: Offer) -> Verdict:
+        """Whether the group may come; then there is room for it while it comes."""
+        verdict = self._shelf.would_put(_offered(offer))
+        return "full" if verdict == "kept" and not self._room.takes(arrival, offer.num_bytes) else verdict
 
-    def _enter(self, offer: Offer) -> Verdict:
-        """Whether the group may come; then room in memory is kept for it while it comes."""
-        self._check_place(offer)
-        with self._lock:
-            verdict = self._shelf.would_put(_offered(offer))
-            if verdict == "kept" and self._incoming and self._incoming + offer.num_bytes > self._shelf.bound:
-                return "full"
-            if verdict == "kept":
-                self._incoming += offer.num_bytes
-            return verdict
+    def _take_in(
+        self, offers: Sequence[Offer], verdicts: Sequence[Verdict], batches: Sequence[pa.RecordBatch]
+    ) -> Sequence[Verdict | Waiting]:
+        if "kept" not in verdicts:
+            return verdicts
+        table, first = self._table(offers, batches), 0
+        found = list[Verdict | Waiting]()
+        for offer, verdict in zip(offers, verdicts, strict=True):
+            group, first = table.rows(first, first + offer.samples), first + offer.samples
+            if len(group.tokens) != offer.tokens or num_bytes(group) != offer.num_bytes:
+                raise pa.ArrowInvalid("the group is not the one that was offered")
+            found.append(self._keep(offer, group) if verdict == "kept" else verdict)
+        return found
+
+    def _table(self, offers: Sequence[Offer], batches: Sequence[pa.RecordBatch]) -> Trajectories:
+        table = read_batches(batches)
+        if table.terms.shape[1] != self._num_terms:
+            raise pa.ArrowInvalid(f"{table.terms.shape[1]} reward terms, but the run has {self._num_terms}")
+        return table
 
     def _check_place(self, offer: Offer) -> None:
         if offer.position % self._journal.shards != self._journal.shard:
             raise pa.ArrowKeyError(f"position {offer.position} is not of shard {self._journal.shard}")
-
-    def _receive(self, offer: Offer, batches: Iterator[pa.RecordBatch]) -> Trajectories:
-        part = read_batches(batches)
-        if len(part.tokens) != offer.tokens or len(part) != offer.samples or num_bytes(part) != offer.num_bytes:
-            raise pa.ArrowInvalid("the group is not the one that was offered")
-        if part.terms.shape[1] != self._num_terms:
-            raise pa.ArrowInvalid(f"{part.terms.shape[1]} reward terms, but the run has {self._num_terms}")
-        return part
 
     def _keep(self, offer: Offer, part: Trajectories) -> Verdict | Waiting:
         entry = origin(offer.position, offer.attempt, offer.whole, time.time(), offer.member, part)
@@ -121,18 +153,31 @@ class ShardServer(Server):
         return self._writers.begin(Waiting(entry, group, part)) if verdict == "kept" else verdict
 
     def _settle(self, group: Group) -> Verdict:
-        with self._lock:
+        with self._loading, self._lock:
             verdict = self._shelf.settle(group)
         self._tidy()
         return verdict
 
-    def _restore(self, restore: Restore) -> Inventory:
-        with self._lock:  # nothing may be settled between the look at the disk and the end
+    def _restore(self, restore: Restore) -> Restored:
+        """Begin to load the journal, if this was not asked before, and say what it has as soon as that is known."""
+        with self._lock:
+            if self._restore_id != restore.id:
+                self._restore_id, self._restored = restore.id, threading.Event()
+                self._shelf.restored = False
+                threading.Thread(target=self._load, args=(restore, self._restored), name="load", daemon=True).start()
+            restored = self._restored
+        return Restored(inventory=self._inventory() if restored.wait(ANSWER_SECONDS) else None)
+
+    def _load(self, restore: Restore, restored: threading.Event) -> None:
+        with self._loading:  # nothing may be settled between the look at the disk and the end
             found = self._journal.load(restore.cursor)
-            self._shelf.restore(restore.cursor, restore.ahead, restore.attempts, found)
+            with self._lock:
+                if self._restore_id != restore.id:
+                    return
+                self._shelf.restore(restore.cursor, restore.ahead, restore.attempts, found)
         self._tidy()
         self._journal.committed(restore.committed)
-        return self._inventory()
+        restored.set()
 
     def _ready(self, ask: Ask) -> Inventory:
         with self._lock:
@@ -176,11 +221,12 @@ class ShardServer(Server):
             raise pa.ArrowKeyError("the shard was not restored since its start")
 
     def _tidy(self) -> None:
-        with self._lock:
-            thrown, self._shelf.thrown = self._shelf.thrown, []
-            trained, self._shelf.trained = self._shelf.trained, []
-        self._journal.trained(trained)
-        self._journal.throw(thrown)
+        with self._loading:  # what a load finds may be of use again
+            with self._lock:
+                thrown, self._shelf.thrown = self._shelf.thrown, []
+                trained, self._shelf.trained = self._shelf.trained, []
+            self._journal.trained(trained)
+            self._journal.throw(thrown)
 
 
 def _shelved(group: Group, state: Literal["partial", "ready", "taken"]) -> Shelved:
@@ -202,16 +248,3 @@ def _numbered(part: Trajectories, number: int) -> Trajectories:
 
 def _offered(offer: Offer) -> Group:
     return Group(offer.position, offer.attempt, offer.whole, tokens=offer.tokens, num_bytes=offer.num_bytes)
-
-
-def _of(offer: Offer, stream: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The batches of one group, and no more of them than was offered: memory is kept for that."""
-    left, samples = SPARE * offer.num_bytes, offer.samples
-    while samples > 0:
-        batch = next(stream, None)
-        if batch is None:
-            raise pa.ArrowInvalid("less comes than was offered")
-        left, samples = left - batch.nbytes, samples - batch.num_rows
-        if left < 0 or samples < 0:
-            raise pa.ArrowInvalid("more comes than was offered")
-        yield batch

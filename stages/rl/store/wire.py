@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from stages.rl.messages import Message
+from stages.rl.messages import Inventory, Message
 from stages.rl.store.shelf import Verdict
 
 MOST_OFFERS = 64
@@ -55,6 +55,14 @@ class Restore(Message):
     attempts: dict[int, int]
     committed: int = 0
     """The cursor of the last checkpoint, to which they may have to go back."""
+    id: str = Field(min_length=1, max_length=64)
+    """Of this restore: the same when it is asked for again because it was not answered."""
+
+
+class Restored(Message):
+    """The answer; without an inventory the journal is still being read."""
+
+    inventory: Inventory | None
 
 
 class Ask(Message):
