@@ -1,6 +1,8 @@
 """Which groups a batch takes, and what becomes of those that are too old. Pure, and the same on all ranks."""
 
+from bisect import bisect_right
 from collections.abc import Iterable, Set
+from itertools import count
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -67,8 +69,9 @@ def thrown_away(
 
     `given_up` are positions that the coordinator has set aside, `chosen` those that earlier looks have taken.
     """
-    late, lost = overdue(state, window, config)
-    aside = found.aside | given_up | lost | not_drawn(seed, ids, state, window)
+    passed_over = not_drawn(seed, ids, state, window)
+    late, lost = overdue(state, window, config, passed_over)
+    aside = found.aside | given_up | lost | passed_over
     learned = chosen | {offer.position for offer in found.taken}
     again = {position: attempt for position, attempt in (late | found.again).items() if position not in learned}
     return state.done_with((), aside - learned, again)
@@ -82,18 +85,23 @@ def staleness(oldest: int, version: int) -> int:
     return max(0, version - oldest)
 
 
-def overdue(state: State, window: int, config: AsynchronousConfig) -> tuple[dict[int, int], set[int]]:
-    """Positions that lag far behind: (attempts of those to be played again, those that were tried too often)."""
-    if not state.ahead:
-        return {}, set()
-    done, newest = frozenset(state.ahead), state.ahead[-1]
+def overdue(
+    state: State, window: int, config: AsynchronousConfig, passed_over: Set[int] = frozenset()
+) -> tuple[dict[int, int], set[int]]:
+    """Positions that lag far behind: (attempts of those to be played again, those that were tried too often).
+
+    By how many positions behind them are done with, but for those that were `passed_over` for their prompts.
+    """
+    done = frozenset(state.ahead)
+    behind = [position for position in state.ahead if position not in passed_over]
     again: dict[int, int] = {}
     aside: set[int] = set()
-    for position in range(state.cursor, newest - OVERDUE * window):
-        if position in done:
-            continue
+    for position in range(state.cursor, behind[-1] if behind else 0):
+        lag = len(behind) - bisect_right(behind, position)
+        if lag <= OVERDUE * window:
+            break
         attempt = state.attempts.get(position, 0)
-        if newest - position <= OVERDUE * window * (attempt + 1):
+        if position in done or lag <= OVERDUE * window * (attempt + 1):
             continue
         if attempt + 1 >= config.max_attempts:
             aside.add(position)
@@ -103,13 +111,22 @@ def overdue(state: State, window: int, config: AsynchronousConfig) -> tuple[dict
 
 
 def not_drawn(seed: int, ids: pa.ChunkedArray, state: State, window: int) -> set[int]:
-    """Coming positions of prompts that were set aside because their grading fails: nobody need play them.
+    """Positions of prompts that were set aside because their grading fails: nobody need play them.
 
-    ValueError when that are all prompts.
+    Those that are done with as well, and of the coming ones as many as lie before the next 2 windows of others. (Of
+    all coming ones, up to 2 windows behind the last that is done with, each look would set aside more.) ValueError
+    when that are all prompts.
     """
     if not state.set_aside:
         return set()
     if len(state.set_aside) >= len(ids):
         raise none_left(len(ids))
-    newest = max(state.cursor, *state.ahead, 0) + 2 * window
-    return {p for p in range(state.cursor, newest) if ids[row_at(seed, p, len(ids))].as_py() in state.set_aside}
+    done, found, others = frozenset(state.ahead), set[int](), 0
+    for position in count(state.cursor):
+        if ids[row_at(seed, position, len(ids))].as_py() in state.set_aside:
+            found.add(position)
+        elif position not in done:
+            others += 1
+            if others > 2 * window:
+                return found
+    raise AssertionError("positions have no end")

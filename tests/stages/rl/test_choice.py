@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.rl.choice import OVERDUE, Offer, choose, not_drawn, overdue, staleness
+from stages.rl.choice import OVERDUE, Choice, Offer, choose, not_drawn, overdue, staleness, thrown_away
 from stages.rl.config import AsynchronousConfig
 from stages.rl.prompts import row_at
 from stages.rl.state import MAX_FAILURES, State
@@ -84,8 +84,17 @@ def test_positions_of_a_prompt_that_cannot_be_graded_are_set_aside_before_they_a
     ids = pa.chunked_array([["a", "b", "c"]])
     state = State(cursor=2, ahead=(4,), failures={"b": MAX_FAILURES, "c": MAX_FAILURES - 1})
     found = not_drawn(5, ids, state, window=6)
-    assert found == {p for p in range(2, 16) if ids[row_at(5, p, 3)].as_py() == "b"}
+    assert {p for p in range(2, 16) if ids[row_at(5, p, 3)].as_py() == "b"} <= found
+    assert {ids[row_at(5, p, 3)].as_py() for p in found} == {"b"} and max(found) < 2 + 3 * 6 + 6
     assert not_drawn(5, ids, replace(state, failures={}), window=6) == set()
+
+
+def test_looks_set_aside_no_more_of_a_prompt_that_cannot_be_graded_than_lies_before_what_is_played_next() -> None:
+    ids, config = pa.chunked_array([["a", "b"]]), AsynchronousConfig(max_attempts=2)
+    state, nothing = State(failures={"a": MAX_FAILURES}), Choice([], {}, set(), 0)
+    looks = [state := thrown_away(state, nothing, set(), set(), 5, ids, WINDOW, config) for _ in range(100)]
+    assert looks[1:] == looks[:-1]
+    assert state.positions_set_aside <= 2 * WINDOW + 1 and not state.attempts
 
 
 def test_when_all_prompts_were_set_aside_the_run_ends_and_says_so() -> None:
