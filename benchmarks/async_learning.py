@@ -4,8 +4,8 @@ Each seed is `qianka run` of the demo with that seed, once in each mode: one syn
 with all that it starts (in asynchronous mode one learner and one actor, each a process), and the evaluate stage, over
 the same prompts. Both modes take as many steps, of as many samples. The figure is the mean over the seeds.
 
-`docs/learning.svg` is drawn anew: success of the samples of each step. Finished stages are kept under
-runs/learning-SEED, and are run again when their config or code differs.
+`docs/learning.svg` is drawn anew: success of the samples of each step, and greedy success after SFT and in both modes.
+Finished stages are kept under runs/learning-SEED, and are run again when their config or code differs.
 By itself, `python -m benchmarks.async_learning [SEED]...`.
 """
 
@@ -49,15 +49,15 @@ def compare(seeds: Sequence[int]) -> dict[int, dict[str, Learned]]:
     """By seed and mode; prints the table and draws the picture."""
     found = {seed: {mode: learn(seed, mode) for mode in MODES} for seed in seeds}
     shown = Table("seed", "after SFT", *MODES, "difference", title="greedy success, percent")
-    for seed, (synchronous, asynchronous) in ((seed, found[seed].values()) for seed in seeds):
-        values = (synchronous.rl, asynchronous.rl)
-        shown.add_row(
-            str(seed), f"{synchronous.sft:.1f}", *map("{:.1f}".format, values), f"{values[1] - values[0]:+.1f}"
-        )
+    panels: dict[str, list[Line]] = {}
+    for seed, learned in found.items():
+        sft, first, second = learned[MODES[0]].sft, *(learned[mode].rl for mode in MODES)
+        shown.add_row(str(seed), f"{sft:.1f}", f"{first:.1f}", f"{second:.1f}", f"{second - first:+.1f}")
+        title = f"seed {seed}: greedy {sft:.1f}% → {first:.1f}% and {second:.1f}%"
+        panels[title] = [Line(mode, learned[mode].curve) for mode in MODES]
     Console().print(shown)
     rl = load([str(DEFAULT)]).rl
-    lines = {f"seed {seed}": [Line(mode, found[seed][mode].curve) for mode in MODES] for seed in seeds}
-    PICTURE.write_text(draw(lines, "samples", rl.prompts_per_step * rl.samples_per_prompt))
+    PICTURE.write_text(draw(panels, "samples", rl.prompts_per_step * rl.samples_per_prompt))
     return found
 
 
@@ -70,6 +70,7 @@ def learn(seed: int, mode: str) -> Learned:
     curve = read_metrics(rl.folder)["success"].to_pylist()
     sft, after = (evaluate.manifest.metrics[f"{policy}_greedy"] for policy in ("sft", "rl"))
     assert isinstance(sft, float) and isinstance(after, float)
+    print(f"seed {seed}, {mode}: {100 * sft:.1f}% -> {100 * after:.1f}%", flush=True)
     return Learned(100 * sft, 100 * after, curve)
 
 
