@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from data.job import Job
+from data.threads import Worker
 
 ENDPOINTS = "endpoints"
 """Folder of the attempt in which they announce themselves."""
@@ -68,14 +69,13 @@ class Children:
     _hopeless: str = ""
     _ended: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _thread: threading.Thread | None = None
+    _thread: Worker | None = None
 
     def __enter__(self) -> "Children":
         """Nothing runs yet."""
         (self.folder / LOGS).mkdir(parents=True, exist_ok=True)
         (self.folder / ENDPOINTS).mkdir(mode=0o700, exist_ok=True)
-        self._thread = threading.Thread(target=self._look_after, name="children", daemon=True)
-        self._thread.start()
+        self._thread = Worker(self._look_after, "children")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -108,7 +108,9 @@ class Children:
         return announced
 
     def check(self) -> None:
-        """RuntimeError, with its last words, when a child ends again and again."""
+        """RuntimeError, with its last words, when a child ends again and again; also when nobody looks after them."""
+        if self._thread:
+            self._thread.check()
         if self._hopeless:
             raise RuntimeError(self._hopeless)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from data.threads import Worker
 from stages.rl.messages import Shelved
 from stages.rl.state import State
 from stages.rl.store.client import Restarted, ShardClient
@@ -28,8 +29,7 @@ class Keeper:
         self._heard: State | None = None
         self._restored = False
         self._wake, self._ended = threading.Event(), False
-        self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
-        self._thread.start()
+        self._thread = Worker(self._run, "keeper")
 
     def tell(self, state: State) -> None:
         """Where the learners stand now. Returns at once."""
@@ -47,7 +47,11 @@ class Keeper:
             time.sleep(0.01)
 
     def ready(self) -> list[Shelved]:
-        """What the shard has to be learned from; nothing as long as it does not answer."""
+        """What the shard has to be learned from; nothing as long as it does not answer.
+
+        RuntimeError when nobody tells it where the learners stand any more.
+        """
+        self._thread.check()
         try:
             return self._asker.ready()
         except FAILURES:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from data.threads import Worker
 from data.transport.client import Caller, Unreachable
 from data.transport.endpoint import Endpoint
 from stages.rl.coordinator.coordinator import AHEAD
@@ -40,8 +41,7 @@ class Membership:
         self._leaving = ""
         self._orders = Orders()
         self._answered = time.monotonic()
-        self._thread = threading.Thread(target=self._run, name="membership", daemon=True)
-        self._thread.start()
+        self._thread = Worker(self._run, "membership")
 
     # What the member does
 
@@ -105,16 +105,19 @@ class Membership:
         return self._orders.source
 
     @property
+    def cursor(self) -> int:
+        """All positions before it are done with."""
+        return self._orders.cursor
+
+    @property
     def relays(self) -> bool:
         """Whether it shall hand weights on to its supernode."""
         return self._orders.relay
 
     @property
     def leave(self) -> str:
-        """Why it shall end; "" for going on."""
-        if not self._orders.leave and not self._leaving and not self._thread.is_alive():
-            return "the thread that speaks for it has ended; its log says why"
-        return self._orders.leave
+        """Why it shall end, such as that nobody speaks for it any more; "" for going on."""
+        return self._thread.trouble or self._orders.leave
 
     @property
     def silence(self) -> float:
@@ -193,8 +196,7 @@ class Learners:
         self._status: Status | None = None
         self._end = ""
         self._answered = time.monotonic()
-        self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
-        self._thread.start()
+        self._thread = Worker(self._run, "coordinator")
 
     def advance(self, advance: Advance) -> None:
         """Where the learner is now. Returns at once; it is said until a coordinator has heard it, and then again."""
@@ -203,8 +205,7 @@ class Learners:
 
     def status(self) -> Status | None:
         """The newest answer; None before the first. RuntimeError when nobody asks any more."""
-        if not self._end and not self._thread.is_alive():
-            raise RuntimeError("the thread that talks to the coordinator has ended; the log says why")
+        self._thread.check()
         return self._status
 
     @property

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from data.threads import Worker
 from data.transport.client import Caller
 from data.transport.endpoint import Endpoint
 from stages.rl.messages import Source
@@ -72,8 +73,7 @@ class Weights:
         """When fetches began to fail."""
         self._at: Path | Endpoint = announced
         self._caller = Caller(announced)
-        self._thread = threading.Thread(target=self._run, name="weights", daemon=True)
-        self._thread.start()
+        self._thread = Worker(self._run, "weights")
 
     @property
     def trouble(self) -> str:
@@ -95,8 +95,10 @@ class Weights:
     def hand_to(self, engine: Engine) -> Source | None:
         """Give the engine what has arrived, if something has: its source. The engine is between two steps.
 
-        Requests in flight go on with the new weights. Raises the ValueError of `Engine.update`.
+        Requests in flight go on with the new weights. Raises the ValueError of `Engine.update`, and RuntimeError when
+        nothing more will come.
         """
+        self._thread.check()
         arrived = self._arrived
         if arrived is None:
             return None

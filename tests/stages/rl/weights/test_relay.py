@@ -3,6 +3,8 @@
 import os
 import random
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +13,17 @@ from stages.rl.weights.pieces import Outline
 from stages.rl.weights.pull import outline_of, pull
 from stages.rl.weights.relay import Relay
 from tests.stages.rl.weights.conftest import Start, until
+
+FAILS = """
+from stages.rl.weights import copies
+from stages.rl.weights.__main__ import main
+
+def broken(*_, **__):
+    raise MemoryError("a thread has failed")
+
+copies.pull = broken
+main()
+"""
 
 
 def test_an_appointed_relay_hands_weights_on_is_replaced_when_killed_and_ends_when_another_one_is_appointed(
@@ -45,3 +58,14 @@ def outline_of_or_none(relay: Relay, one: Outline) -> Outline | None:
         return outline_of(Caller(endpoint), one.digest) if endpoint else None
     except RuntimeError:
         return None
+
+
+def test_a_thread_that_fails_ends_the_relay(start: Start, published: Callable[..., Outline], tmp_path: Path) -> None:
+    one, root, announced = published(1), start(tmp_path / "published"), tmp_path / "relay.json"
+    command = [sys.executable, "-c", FAILS, "--announce", announced, "--folder", tmp_path / "relay"]
+    command += ["--source", root.announced, "--host", "127.0.0.1", "--parent", os.getpid()]
+    with subprocess.Popen([str(word) for word in command], stderr=subprocess.PIPE, text=True) as process:
+        until(announced.exists)
+        outline_of(Caller(announced), one.digest)
+        assert process.wait(60) == 1
+        assert process.stderr and "a thread has failed" in process.stderr.read()
