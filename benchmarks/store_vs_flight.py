@@ -1,7 +1,9 @@
 """MB/s of groups that actors put into a shard, journalled before each answer, against what the machine can do at most.
 
 That is the lesser of a bare Flight do_put of the same batches on loopback, whose server drops what comes, and of a bare
-sequential write of the same bytes to the same disk with one fsync at its end. Both are printed.
+sequential write of the same bytes to the same disk with one fsync at its end. Both are printed, and a third figure, for
+what they cost each other on the cores that they share: the same Flight, whose server writes each stream into a file as
+it is, with an fsync, and looks at nothing.
 """
 
 import os
@@ -9,10 +11,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from argparse import ArgumentParser
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import numpy as np
@@ -22,15 +27,14 @@ from data.segments import num_bytes
 from data.trajectories import Trajectories
 from data.transport.server import end_with
 from data.transport.trajectories import batches, schema
+from stages.rl.actor.puts import SIDE_BY_SIDE
 from stages.rl.messages import Lease
 from stages.rl.store.client import ShardClient
 from stages.rl.store.sending import STREAMS
 
-GROUPS, SAMPLES, TOKENS = 256, 16, 4096
-"""0.9 MB a group, 220 MB in all."""
+GROUPS, SAMPLES, TOKENS = 1024, 16, 4096
+"""0.9 MB a group, 870 MB in all."""
 ACTORS = 8
-SIDE_BY_SIDE = 4
-"""Groups that an actor has under way (`stages.rl.actor.puts`)."""
 TOGETHER = SIDE_BY_SIDE // STREAMS
 """So many go in one stream."""
 ROUNDS = 5
@@ -38,12 +42,23 @@ WRITE_BYTES = 2**23
 
 
 class Bare(flight.FlightServerBase):
-    """Takes a stream, drops it, and answers when all has come."""
+    """Takes a stream, and answers when all has come, which it drops, or has written into a file of `folder` before."""
+
+    def __init__(self, folder: Path | None) -> None:
+        super().__init__("grpc://127.0.0.1:0")
+        self._folder, self._numbers = folder, count()
 
     def do_put(self, context: Any, descriptor: flight.FlightDescriptor, reader: Any, writer: Any) -> None:
         """See the class."""
-        for _ in reader:
-            pass
+        if self._folder is None:
+            for _ in reader:
+                pass
+        else:
+            some = [chunk.data for chunk in reader]
+            buffers = [buffer for batch in some for column in batch.columns for buffer in column.buffers() if buffer]
+            with (self._folder / str(next(self._numbers))).open("wb") as file:
+                os.writev(file.fileno(), [memoryview(buffer) for buffer in buffers])
+                os.fsync(file.fileno())
         writer.write(b"done")
 
 
@@ -51,13 +66,14 @@ def measure() -> dict[str, str | float]:
     """The best of `ROUNDS` alternating runs of each."""
     group = _group()
     total = GROUPS * num_bytes(group)
-    best = {"store": 0.0, "flight": 0.0, "disk": 0.0}
+    best = {"store": 0.0, "flight": 0.0, "disk": 0.0, "flight and disk": 0.0}
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as name:
         folder = Path(name)
         sides: dict[str, Callable[[], float]] = {
             "store": lambda: _store(folder, group),
             "flight": lambda: _flight(folder, group),
             "disk": lambda: _disk(folder, total),
+            "flight and disk": lambda: _flight(folder, group, write=True),
         }
         for _ in range(ROUNDS):
             for side, run in sides.items():
@@ -104,8 +120,11 @@ def _store(folder: Path, group: Trajectories) -> float:
     return seconds
 
 
-def _flight(folder: Path, group: Trajectories) -> float:
-    with _server(folder, ["-m", "benchmarks.store_vs_flight"]) as announced:
+def _flight(folder: Path, group: Trajectories, *, write: bool = False) -> float:
+    written = folder / "written"
+    written.mkdir(exist_ok=True)
+    given = ["--folder", str(written)] if write else []
+    with _server(folder, ["-m", "benchmarks.store_vs_flight", *given]) as announced:
         clients = [flight.FlightClient(announced.read_text()) for _ in range(ACTORS)]
 
         def put(number: int) -> None:
@@ -118,7 +137,9 @@ def _flight(folder: Path, group: Trajectories) -> float:
                 writer.done_writing()
                 assert reader.read() is not None
 
-        return _seconds(put, GROUPS // TOGETHER, ACTORS * STREAMS)
+        seconds = _seconds(put, GROUPS // TOGETHER, ACTORS * STREAMS)
+    rmtree(written)
+    return seconds
 
 
 def _disk(folder: Path, total: int) -> float:
@@ -160,8 +181,13 @@ def _server(folder: Path, command: Sequence[str]) -> Generator[Path]:
 
 
 if __name__ == "__main__":
-    server = Bare("grpc://127.0.0.1:0")
-    aside = Path(sys.argv[2]).with_suffix(".writing")
+    parser = ArgumentParser()
+    parser.add_argument("--announce", type=Path)
+    parser.add_argument("--parent", type=int)
+    parser.add_argument("--folder", type=Path)
+    given = parser.parse_args()
+    server = Bare(given.folder)
+    aside = given.announce.with_suffix(".writing")
     aside.write_text(f"grpc://127.0.0.1:{server.port}")
-    aside.replace(sys.argv[2])
-    end_with(int(sys.argv[4]))
+    aside.replace(given.announce)
+    end_with(given.parent)

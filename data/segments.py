@@ -7,7 +7,7 @@ and without Python's lock; h5py alone reads them.
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
@@ -168,8 +168,9 @@ def read_attributes(path: Path) -> Attributes:
 
 
 def _entry(entry: Origin) -> tuple[Any, ...]:
-    values = asdict(entry) | {"member": entry.member.encode("ascii")}
-    return tuple(values[name] for name in ORIGIN.fields or ())
+    return tuple(
+        entry.member.encode("ascii") if name == "member" else getattr(entry, name) for name in ORIGIN.fields or ()
+    )
 
 
 def _reserve(file: h5py.File, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> int | None:

@@ -22,7 +22,7 @@ SEGMENT_BYTES = 2**26
 """More go into another segment, so that acknowledgements do not wait for too much."""
 APART_SECONDS = 0.05
 """Between the beginnings of two segments, unless more than `ENOUGH_BYTES` wait."""
-ENOUGH_BYTES = 2**23
+ENOUGH_BYTES = 2**25
 
 
 @dataclass
