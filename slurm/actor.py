@@ -116,7 +116,7 @@ def _work(attempt: Path, job_file: JobFile, folder: Path, place: Place, alone: P
         again = f", start {job.restarts + 1}" if job.restarts else ""
         print(f"{role} {member_of(place)} of {attempt.name} on {place.node}{again}", flush=True)
         importlib.import_module("stages.rl.actor.run").run(config, inputs, attempt, job, role)
-    return _leave(signals, place, folder, alone)
+    return leave(signals, place, attempt, folder, alone)
 
 
 def _job(place: Place, job_file: JobFile) -> Job:
@@ -152,9 +152,9 @@ def _watch_the_run(attempt: Path, job: Job, signals: Signals) -> None:
     job.stop.set()
 
 
-def _leave(signals: Signals, place: Place, folder: Path, alone: Place) -> int:
+def leave(signals: Signals, place: Place, attempt: Path, folder: Path, alone: Place) -> int:
     """0 for an actor that was sent home. One whose time is over has its task start again, and so lives on."""
-    if not signals.job.stop_requested:
+    if not signals.job.stop_requested or (attempt / NAME).exists():
         return 0
     if signals.ended.is_set():
         return STOPPED

@@ -4,13 +4,15 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from slurm.actor import actors_place, member_of
+from slurm.actor import actors_place, leave, member_of
 from slurm.actors import processes
 from slurm.actors.arrays import Array, note, read_arrays
 from slurm.actors.ask import add, end, end_by_hand, start_once
@@ -19,6 +21,7 @@ from slurm.actors.tasks import living
 from slurm.ask.share import local_cpus
 from slurm.attempt import Request, open_attempt
 from slurm.inside.place import supernode_of
+from slurm.job import STOPPED
 from slurm.record import Record
 from slurm.verdict import Verdict, write_verdict
 from slurm.wait import local
@@ -173,6 +176,16 @@ def test_an_actor_has_one_name_at_every_start_of_its_task():
     for restarts in ("0", "1"):
         place = actors_place(None, {**ARRAY, **RANK, "SLURM_RESTART_COUNT": restarts})
         assert (place.job_id, member_of(place), place.restarts) == ("123_4", "123_4.1", int(restarts))
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+def test_an_actor_that_ends_because_its_run_is_done_has_not_failed_for_slurm(is_done, tmp_path):
+    place = actors_place(None, {**ARRAY, **RANK})
+    signals = SimpleNamespace(job=SimpleNamespace(stop_requested=True), ended=threading.Event())
+    signals.ended.set()
+    if is_done:
+        (tmp_path / "manifest.json").touch()
+    assert leave(signals, place, tmp_path, tmp_path, place) == (0 if is_done else STOPPED)
 
 
 def test_a_rank_knows_its_supernode(request_of, tmp_path):
