@@ -25,6 +25,8 @@ from workflow.request import make_request
 COLUMNS = ("actor", "role", "node", "supernode", "tokens/s", "episodes/s", "busy", "version", "plays", "state")
 NUMBERS = COLUMNS[4:9]
 SHOWN_GONE = 16
+SILENT_SECONDS = 30.0
+"""The coordinator notes its members every second; of an older note nobody knows whether it still holds."""
 
 
 def add_actors(name: str | None, count: int) -> None:
@@ -66,9 +68,9 @@ def actors_table(attempt: Path) -> Table | None:
     """Members as the coordinator has noted them, tasks that have not joined, and what those that failed said."""
     known = _members(attempt)
     why = failures(attempt)
-    ended = is_finished(attempt)
+    over = _over(attempt)
     last = {_name(member): member for member in sorted(known, key=lambda member: member["since"])}
-    rows = [_row(member, why.get(_name(member), "") if member in last.values() else "", ended) for member in known]
+    rows = [_row(member, why.get(_name(member), "") if member in last.values() else "", over) for member in known]
     rows += _others(attempt, {member["job"] for member in known if member["gone"] is None})
     rows += [(member, *[""] * 8, f"failed: {said}") for member, said in why.items() if member not in last]
     if not rows:
@@ -100,13 +102,25 @@ def _does(member: dict[str, Any]) -> str:
     return "plays" if member["role"] == "actor" else "scores"
 
 
-def _row(member: dict[str, Any], said: str, ended: bool) -> tuple[str, ...]:
+def _over(attempt: Path) -> str:
+    """What is said of all members once nobody notes them any more; "" until then."""
+    if is_finished(attempt):
+        return "ended with the run"
+    path = attempt / TABLE
+    written = path.stat().st_mtime if path.exists() else time.time()
+    return f"last heard of at {_clock(written)}" if time.time() - written > SILENT_SECONDS else ""
+
+
+def _clock(when: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(when))
+
+
+def _row(member: dict[str, Any], said: str, over: str) -> tuple[str, ...]:
     """`said` is why it failed, if it did and said so."""
     if member["gone"] is not None:
-        at = time.strftime("%H:%M:%S", time.localtime(member["gone"]))
-        words = f"gone since {at}: {said or member['why']}"
-    elif ended:
-        words = "ended with the run"
+        words = f"gone since {_clock(member['gone'])}: {said or member['why']}"
+    elif over:
+        words = over
     else:
         words = _does(member) if member["version"] >= 0 else "waits for weights"
         words = f"in trouble: {member['trouble']}" if member["trouble"] else words
@@ -120,7 +134,7 @@ def _row(member: dict[str, Any], said: str, ended: bool) -> tuple[str, ...]:
         f"{member['episodes_per_second']:.2f}",
         f"{100 * member['utilisation']:.0f} %",
         str(member["version"]) if member["version"] >= 0 else "",
-        "" if ended or member["gone"] is not None else f"{member['in_flight']}/{member['slots']}",
+        "" if over or member["gone"] is not None else f"{member['in_flight']}/{member['slots']}",
         words,
     )
 

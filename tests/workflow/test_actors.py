@@ -52,6 +52,15 @@ def test_only_the_last_start_of_a_task_has_failed_of_what_it_said(tmp_path):
     assert not any("4/8" in line for line in lines[1:]), "what it played, others have now"
 
 
+def test_nobody_is_said_to_play_when_the_table_is_kept_up_to_date_no_more(tmp_path, monkeypatch):
+    members = [{"name": "12_1.0", "job": "12_1"}]
+    assert shown(tmp_path, members, [])[0].endswith("plays")
+    later = time.time() + 60
+    monkeypatch.setattr(time, "time", lambda: later)
+    (line,) = shown(tmp_path, members, [])
+    assert "last heard of at" in line and "4/8" not in line
+
+
 @pytest.mark.parametrize(("failed", "hopeless"), [(2, True), (1, False)])
 def test_a_run_is_given_up_when_all_actors_that_were_asked_for_failed_and_not_when_one_was_killed(
     tmp_path, failed, hopeless
