@@ -127,6 +127,8 @@ class Orders(Message):
     """Ids of leases that it no longer has: it may stop playing them."""
     source: Source | None = None
     """None as long as no learner has published weights."""
+    cursor: int = 0
+    """All positions before it are done with, as the learner said when it published these weights, or later."""
     relay: bool = False
     """Hand weights on to the other members of your supernode."""
     stranger: bool = False
@@ -167,6 +169,8 @@ class Shelved(Message):
     num_bytes: int = 0
     played: float = 0.0
     """Unix time at which it was put."""
+    member: str = ""
+    """The actor that has put it."""
 
 
 class Inventory(Message):

@@ -44,7 +44,8 @@ class Coordinator:
         """
         self.leases = Leases(
             start, shards, config.lease_seconds, config.max_attempts, drop=config.stale == "drop",
-            losses=dict(before.losses), set_aside=dict(before.set_aside),
+            max_staleness=None if config.stale == "keep" else config.max_staleness,
+            losses=before.losses, set_aside=before.set_aside,
             expected={state.name for state in before.members if state.role == "actor"}, grace=now + GRACE_SECONDS,
         )  # fmt: skip
         self.members = Members(config.lease_seconds, before.gone)
@@ -59,6 +60,7 @@ class Coordinator:
         self._routes = Routes(home)
         self._start = start
         self._source: Source | None = None
+        self._cursor = 0
         self._scores = deque(before.scores, maxlen=SCORES)
         self._quotas: dict[str, int] = {}
         self._end = ""
@@ -94,14 +96,14 @@ class Coordinator:
         given = () if self._end else self.leases.grant(name, self._allowed(member, renewal.want), now)
         return Orders(
             leases=given, lost=lost, source=self._source and self._routes.source(name, self._source),
-            relay=self._routes.relays(name), leave=self._end,
+            cursor=self._cursor, relay=self._routes.relays(name), leave=self._end,
             seconds=self._seconds(hungry=len(given) < renewal.want),
         )  # fmt: skip
 
     def advance(self, advance: Advance, now: float) -> Status:
         """The learner has gone on, or says again where it is."""
         self.leases.advance(advance)
-        self._source = advance.source
+        self._source, self._cursor = advance.source, advance.cursor
         self._share()
         return self.status(now)
 
@@ -135,26 +137,27 @@ class Coordinator:
 
     def _share(self) -> None:
         """How much each may have of what the window has room for."""
-        waiting = self.leases.count("ready") + self.leases.count("taken")
-        prompts = self.leases.room + len(self.leases.leased()) if waiting or self.members.living else 0
+        waiting = self.leases.facts.count("ready") + self.leases.facts.count("taken")
+        prompts = self.leases.room + len(self.leases.promises.leased) if waiting or self.members.living else 0
         self._quotas = quotas({name: _load(member) for name, member in self._actors().items()}, prompts)
 
     def status(self, now: float) -> Status:
         """How the run is."""
         actors = {name: member.state(self.leases.held(name)) for name, member in self._actors().items()}
-        leases, count = self.leases, max(1, len(actors))
+        leases, facts, count = self.leases, self.leases.facts, max(1, len(actors))
         return Status(
-            start=self._start, actors=len(actors), room=leases.room, shards=leases.heard,
+            start=self._start, actors=len(actors), room=leases.room, shards=facts.heard,
             tokens_per_second=sum(one.tokens_per_second for one in actors.values()),
             episodes_per_second=sum(one.episodes_per_second for one in actors.values()),
             utilisation=sum(one.utilisation for one in actors.values()) / count,
-            leased=len(leases.leased()), partial=leases.count("partial"), ready=leases.count("ready"),
-            taken=leases.count("taken"), members=self.table(now).members,
-            troubles=self._troubles(), set_aside=dict(leases.set_aside), scores=tuple(self._scores),
+            leased=len(leases.promises.leased), partial=facts.count("partial"), ready=facts.count("ready"),
+            taken=facts.count("taken"), members=self.table(now).members,
+            troubles=self._troubles(), set_aside=dict(leases.waiting.set_aside), scores=tuple(self._scores),
         )  # fmt: skip
 
     def table(self, now: float) -> Table:
         """For `qianka status`, and for the coordinator after this one."""
+        waiting = self.leases.waiting
         states = [
             member.state(self.leases.held(name), self._routes.relays(name))
             for name, member in self.members.living.items()
@@ -162,7 +165,7 @@ class Coordinator:
         return Table(
             written=now, learners=self._learners, since=self._since,
             members=(*states, *self._before.values()), gone=tuple(self.members.gone),
-            losses=dict(self.leases.losses), set_aside=dict(self.leases.set_aside), scores=tuple(self._scores),
+            losses=dict(waiting.losses), set_aside=dict(waiting.set_aside), scores=tuple(self._scores),
         )  # fmt: skip
 
     def _actors(self) -> dict[str, Member]:

@@ -131,7 +131,7 @@ class World:
         """What is written becomes visible, and is said to the actors that wait."""
         shard = self.shards[number]
         for group, verdict in shard.settle(self.promised).items():
-            if group.position not in self.coordinator.leases.leased():
+            if group.position not in self.coordinator.leases.promises.leased:
                 self.untold.add(number)
             for actor in self.actors.values():
                 for id in [id for id, putting in actor.putting.items() if putting == group]:
@@ -190,7 +190,7 @@ class World:
         be more than the window has room for, as may be what a learner that went back to its checkpoint has to learn
         from again; then nothing new is given out until all is within the window.
         """
-        out, leased = self.coordinator.leases.out, self.coordinator.leases.leased()
+        out, leased = self.coordinator.leases.out, self.coordinator.leases.promises.leased
         assert out <= max(self.window, before + brought)
         if any(not lease.partial for lease in given):
             assert out <= self.window and len(leased) <= self.window

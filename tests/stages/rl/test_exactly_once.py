@@ -195,7 +195,7 @@ class Protocol(RuleBasedStateMachine):
         assert world.looking.cursor > goal, "something waits for ever"
         for _ in range(20):
             world.calm_round()
-            out = {p for shard in world.shards for p in shard.known()} | set(world.coordinator.leases.leased())
+            out = {p for shard in world.shards for p in shard.known()} | set(world.coordinator.leases.promises.leased)
             assert len(out) <= world.window, "the window has grown"
 
 

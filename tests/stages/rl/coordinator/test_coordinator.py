@@ -115,7 +115,7 @@ def test_joining_again_because_an_answer_was_lost_costs_no_attempt_whatever_it_h
         _join(coordinator, "a", now, start="1")
         again = _renew(coordinator, "a", now, held, leases=held.leases)
         assert not again.stranger and not again.lost
-    assert not coordinator.leases.losses and not coordinator.status(3.0).set_aside
+    assert not coordinator.leases.waiting.losses and not coordinator.status(3.0).set_aside
     assert [lease.position for lease in held.leases] == list(coordinator.leases.held("a"))
 
 

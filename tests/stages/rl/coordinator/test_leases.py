@@ -1,5 +1,6 @@
 """Leases: who plays which position. Driven by hand; tests/stages/rl/test_exactly_once.py drives them at random."""
 
+import time
 from typing import Any, Literal
 
 from data.transport.endpoint import Endpoint
@@ -143,10 +144,10 @@ def test_a_prompt_that_is_lost_so_often_with_its_actor_is_set_aside() -> None:
     for actor in ("a", "b", "c"):
         assert _positions(leases.grant(actor, 1, 0.0)) == [0]
         leases.lost(actor, "killed")
-    assert leases.set_aside[0] == "tried 3 times; the last time lost with c: killed"
+    assert leases.waiting.set_aside[0] == "tried 3 times; the last time lost with c: killed"
     assert _positions(leases.grant("d", 1, 0.0)) == [1]
     leases.advance(_advance(window=1, cursor=1))
-    assert leases.set_aside == {} and leases.losses == {}
+    assert leases.waiting.set_aside == {} and leases.waiting.losses == {}
 
 
 def test_failures_losses_and_what_learners_threw_away_count_together() -> None:
@@ -155,10 +156,10 @@ def test_failures_losses_and_what_learners_threw_away_count_together() -> None:
     (lease,) = leases.grant("a", 1, 0.0)
     assert lease.attempt == 1
     leases.ended("a", Ended(id=lease.id, how="failed", why="no answer"), 0.0)
-    assert leases.set_aside == {}
+    assert leases.waiting.set_aside == {}
     leases.grant("b", 1, 0.0)
     leases.lost("b", "killed")
-    assert list(leases.set_aside) == [0]
+    assert list(leases.waiting.set_aside) == [0]
 
 
 def test_leaving_politely_costs_no_attempt() -> None:
@@ -166,7 +167,7 @@ def test_leaving_politely_costs_no_attempt() -> None:
     for number in range(9):
         assert _positions(leases.grant(f"a{number}", 1, 0.0)) == [0]
         leases.leave(f"a{number}")
-    assert leases.losses == {} and leases.set_aside == {}
+    assert leases.waiting.losses == {} and leases.waiting.set_aside == {}
 
 
 def test_an_answer_that_did_not_arrive_costs_nothing() -> None:
@@ -174,7 +175,7 @@ def test_an_answer_that_did_not_arrive_costs_nothing() -> None:
     leases.grant("a", 2, 0.0)
     assert leases.renew("a", [], 1.0) == ()
     assert _positions(leases.grant("a", 2, 1.0)) == [0, 1]
-    assert leases.losses == {}
+    assert leases.waiting.losses == {}
 
 
 def test_a_half_played_group_is_given_to_another_and_needs_no_room() -> None:
@@ -229,3 +230,44 @@ def test_a_lease_of_what_is_done_with_is_lost() -> None:
     (other,) = leases.grant("a", 1, 0.0)
     leases.inventory(0, _has(p1="ready"), asked=2.0)
     assert other.position == 1 and leases.renew("a", [other.id], 2.0) == (other.id,)
+
+
+def test_what_is_half_played_and_too_old_is_played_anew_in_the_room_that_it_has() -> None:
+    leases = _leases(_advance(window=1, version=3), max_staleness=2)
+    begun = Shelved(position=0, attempt=0, state="partial", oldest=1)
+    leases.inventory(0, Inventory(start="s", shelved=(begun,), num_bytes=0, room=1), asked=1.0)
+    leases.expire(1.0)
+    (lease,) = leases.grant("a", 1, 1.0)
+    assert lease.partial and leases.room == 0
+    leases.leave("a")
+    leases.advance(_advance(window=1, version=4))
+    (lease,) = leases.grant("b", 2, 2.0)
+    assert lease.position == 0 and not lease.partial and leases.room == 0
+
+
+def test_half_played_groups_go_on_though_prompts_that_need_room_come_before_them() -> None:
+    leases = _leases(_advance(window=2), _has(p2="partial", p3="partial"))
+    leases.expire(0.0)
+    assert _positions(leases.grant("a", 1, 0.0)) == [2]
+    assert _positions(leases.grant("a", 9, 0.0)) == [3]
+    leases.advance(_advance(window=3))
+    assert _positions(leases.grant("a", 9, 0.0)) == [0]
+
+
+def test_a_position_that_is_absurdly_high_costs_neither_time_nor_the_prompts_before_it() -> None:
+    leases = _leases(_advance(window=8))
+    leases.adopt("a", [Lease(id="x", position=10**15, attempt=0)], 0.0)
+    leases.expire(0.0)
+    assert _positions(leases.grant("b", 9, 0.0)) == list(range(7))
+
+
+def test_a_call_costs_the_same_whatever_the_size_of_the_window() -> None:
+    seconds = list[float]()
+    for window in (64, 16384):
+        ready: dict[str, Any] = {f"p{position}": "ready" for position in range(window)}
+        leases = _leases(_advance(window=window), _has(**ready))
+        began = time.process_time()
+        for _ in range(2000):
+            assert leases.grant("a", 4, 1.0) == () and leases.renew("a", [], 1.0) == ()
+        seconds.append(time.process_time() - began)
+    assert seconds[1] < 10 * seconds[0], seconds  # by the size, it would be 256 times as much
