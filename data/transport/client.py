@@ -8,6 +8,7 @@ What the server refuses is a ValueError (`pa.ArrowInvalid`), what it does not ha
 neither is tried again. Several threads may use one Caller.
 """
 
+import random
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -19,12 +20,12 @@ import pyarrow as pa
 from pyarrow import flight
 from pydantic import BaseModel, ValidationError
 
-from data.transport.endpoint import END, INVALID, MISSING, Endpoint
+from data.transport.endpoint import END, INVALID, MISSING, Endpoint, what_is_wrong
 
 CALL_SECONDS = 10.0
 STREAM_SECONDS = 60.0
 PAUSES = (0.05, 1.0)
-"""Seconds between two tries: the first, and the longest; each is twice the one before."""
+"""Seconds between two tries: the first, and the longest; each is twice the one before, see `pauses`."""
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
@@ -32,6 +33,22 @@ T = TypeVar("T")
 
 class Unreachable(ConnectionError):
     """The server did not answer, or not in time. Whether it has done what was asked is not known."""
+
+
+def pauses(first: float = PAUSES[0], longest: float = PAUSES[1]) -> Generator[float]:
+    """Seconds to wait before each further try, without end.
+
+    By chance up to a half less than doubled each time: a thousand callers of a server that comes back do not all ask it
+    at the same moment.
+    """
+    pause = first
+    while True:
+        yield pause * _CHANCE.uniform(0.5, 1.0)
+        pause = min(2 * pause, longest)
+
+
+_CHANCE = random.SystemRandom()
+"""Not the one whose seed decides what a run does."""
 
 
 class Caller:
@@ -109,15 +126,15 @@ class Caller:
     def _tries(
         self, one: Callable[[flight.FlightClient, flight.FlightCallOptions], T], again: float, seconds: float
     ) -> T:
-        end, pause = time.monotonic() + again, PAUSES[0]
-        while True:
+        end = time.monotonic() + again
+        for pause in pauses():
             try:
                 return self._once(one, seconds or self._seconds)
             except Unreachable:
                 if time.monotonic() + pause > end:
                     raise
             time.sleep(pause)
-            pause = min(2 * pause, PAUSES[1])
+        raise AssertionError("pauses have no end")
 
     def _once(self, one: Callable[[flight.FlightClient, flight.FlightCallOptions], T], seconds: float) -> T:
         endpoint, client = self._connected()
@@ -168,7 +185,7 @@ def _message(kind: type[M], text: pa.Buffer) -> M:
     try:
         return kind.model_validate_json(text.to_pybytes())
     except ValidationError as error:
-        raise Unreachable(f"the answer is no {kind.__name__}: {error}") from error
+        raise Unreachable(f"of the answer: {what_is_wrong(kind, error)}") from None
 
 
 def _plain(error: BaseException) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pyarrow import flight
+from pydantic import BaseModel, ValidationError
 
 HEADER = "authorization"
 CALL = "call"
@@ -19,6 +20,13 @@ END = b"end"
 """The last message of a stream to a server. One without it broke off, whatever has come."""
 NAME = "qianka"
 """The name in each certificate. It is the certificate itself that is trusted, whatever the address."""
+
+
+def what_is_wrong(kind: type[BaseModel], error: ValidationError) -> str:
+    """Why a message is no such message, without what it says, which may be a token."""
+    first = error.errors(include_input=False, include_url=False)[0]
+    place = ".".join(str(part) for part in first["loc"])
+    return f"this is no {kind.__name__}: {place}: {first['msg']}"[:500]
 
 
 class Session:

@@ -32,7 +32,7 @@ import pyarrow as pa
 from pyarrow import flight
 from pydantic import BaseModel, ValidationError
 
-from data.transport.endpoint import END, INVALID, MISSING, Endpoint
+from data.transport.endpoint import END, INVALID, MISSING, Endpoint, what_is_wrong
 from data.transport.guard import Guard
 from data.transport.tls import self_signed
 
@@ -114,9 +114,7 @@ class Server(flight.FlightServerBase):
         try:
             return kind.model_validate_json(text)
         except ValidationError as error:
-            first = error.errors(include_input=False, include_url=False)[0]
-            place = ".".join(str(part) for part in first["loc"])
-            raise pa.ArrowInvalid(f"this is no {kind.__name__}: {place}: {first['msg']}"[:500]) from None
+            raise pa.ArrowInvalid(what_is_wrong(kind, error)) from None
 
     # What Flight calls
 
