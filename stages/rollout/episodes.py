@@ -111,6 +111,10 @@ class Episodes:
         self._steps = 0
         self.seconds = 0.0
         """In which the engine generated."""
+        self.answering = 0.0
+        """Seconds in which it waited while the environment answered."""
+        self.ended = 0
+        """Episodes that were played to their end."""
 
     def __len__(self) -> int:
         """Episodes that have not ended."""
@@ -155,6 +159,7 @@ class Episodes:
             ended = self._take(due.key, due.flight, due.outcome)
             if ended is not None:
                 self._forget(due.key)
+                self.ended += isinstance(ended, Played) and not ended.is_interrupted
                 yield due.key, ended
             self._on_progress()
         self._steps += 1

@@ -57,6 +57,16 @@ class Group:
             else:
                 self.begun[number] = begun_of(half, index)
 
+    def end(self, number: int, played: Played, terms: Terms) -> None:
+        """A sample has ended."""
+        self.playing.discard(number)
+        self.ended[number] = played, terms
+
+    def interrupt(self, number: int, played: Played) -> None:
+        """A sample is played as far as it may be here."""
+        self.playing.discard(number)
+        self.interrupted[number] = played
+
     @property
     def is_whole(self) -> bool:
         """Whether each sample has ended."""

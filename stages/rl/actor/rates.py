@@ -15,7 +15,6 @@ class Meter:
     def __init__(self, engine: Engine, episodes: Episodes, slots: int) -> None:
         """`slots` are the sequences that the engine has room for."""
         self._engine, self._playing, self._slots = engine, episodes, slots
-        self.episodes = 0
         self._begin()
 
     def report(self) -> Rates:
@@ -23,7 +22,7 @@ class Meter:
         rates = Rates(
             seconds=self.age,
             tokens=self._engine.progress - self._tokens,
-            episodes=self.episodes,
+            episodes=self._playing.ended - self._ended,
             busy=self._playing.seconds - self._busy,
             device=utilisation(),
             version=self._engine.version,
@@ -40,7 +39,7 @@ class Meter:
 
     def _begin(self) -> None:
         self._since, self._tokens, self._busy = time.monotonic(), self._engine.progress, self._playing.seconds
-        self.episodes = 0
+        self._ended = self._playing.ended
 
 
 def utilisation() -> float | None:

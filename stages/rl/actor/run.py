@@ -10,8 +10,11 @@ from data.shards import read_split
 from data.tokenizer import load_tokenizer
 from stages.environments.processes import threads
 from stages.environments.registry import make
+from stages.rl.actor.beginnings import Beginnings
 from stages.rl.actor.evaluator import evaluate
-from stages.rl.actor.loop import Actor, announced, prompts_at_once
+from stages.rl.actor.loop import Actor, Lines, announced, prompts_at_once
+from stages.rl.actor.playing import Playing
+from stages.rl.actor.puts import Puts
 from stages.rl.config import StageConfig
 from stages.rl.coordinator.client import Membership
 from stages.rl.engine import actors_engine
@@ -59,10 +62,9 @@ def run(config: StageConfig, inputs: dict[str, Result], folder: Path, job: Job, 
         pool = at_end.enter_context(threads(settings.environment_calls))
         gives_up = threading.Event()
         store = Store(folder / "endpoints", 60 * settings.patience_minutes, gives_up.is_set)
-        actor = Actor(
-            config, engine, tokenizer, environment, train, membership, store, weights, relay, pool, member, job,
-            gives_up,
-        )  # fmt: skip
+        puts = Puts(store, membership, member, 2 * prompts_at_once(config))
+        lines = Lines(membership, weights, relay, puts, Beginnings(store), gives_up)
+        actor = Actor(config, Playing(config, engine, tokenizer, environment, train, pool), lines, job)
         try:
             why = actor.run()
         except (ParityError, ValueError) as error:
