@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 COLOURS = ("#d9720b", "#1f77b4", "#14906f")
 INK, SOFT, GRID = "#1d2127", "#626b77", "#e4e4de"
-WIDTH, HEIGHT, LEFT, TOP, GAP = 280, 200, 50, 60, 30
+WIDTH, HEIGHT, LEFT, TOP, GAP = 280, 200, 50, 60, 48
 """Of the plot of a panel, the space before and above the first, and that between two."""
 
 
