@@ -1,5 +1,7 @@
 """The rollout engine beside the learner: how it gets the policy's weights."""
 
+from collections.abc import Generator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,12 +33,13 @@ def make_engine(config: StageConfig, learner: Learner, tokenizer: PreTrainedToke
     return make_vllm(config.engine, model, tokenizer, slots, learner.job, folder)
 
 
+@contextmanager
 def actors_engine(
     config: StageConfig, model: Path, tokenizer: PreTrainedTokenizerFast, job: Job, folder: Path
-) -> Engine:
+) -> Generator[Engine]:
     """The engine of an actor, which has no learner: of the model in the folder `model`, whose weights are replaced.
 
-    Raises ValueError when it is vLLM, and that is not installed.
+    It is closed with the block. Raises ValueError when it is vLLM, and that is not installed.
     """
     policy = load_policy(model, config.seed)
     if config.engine.name == "torch":
@@ -45,13 +48,18 @@ def actors_engine(
         loaded = policy.to(device, torch.float32 if device.type == "cpu" else torch.bfloat16).model
         loaded.eval().requires_grad_(False)
         use_cores(job, loaded)
-        return own_engine(loaded, tokenizer, config.engine, job)
+        with closing(own_engine(loaded, tokenizer, config.engine, job)) as engine:
+            yield engine
+        return
     from stages.rollout.vllm.make import make_vllm
 
     slots = config.rl.sampling.slots
     alone = replace(job, rank=0, world_size=1, local_rank=job.local_rank)
-    with distributed(alone):
-        return make_vllm(config.engine, policy.model.config, tokenizer, slots, alone, folder)
+    with (
+        distributed(alone),  # until vLLM has ended its own groups
+        closing(make_vllm(config.engine, policy.model.config, tokenizer, slots, alone, folder)) as engine,
+    ):
+        yield engine
 
 
 def own_engine(

@@ -37,9 +37,7 @@ def run(config: StageConfig, inputs: dict[str, Result], folder: Path, job: Job, 
     own.mkdir(parents=True, exist_ok=True)
     with ExitStack() as at_end:
         tokenizer = load_tokenizer(inputs["sft"].folder / "model")
-        engine = at_end.enter_context(
-            closing(actors_engine(config, inputs["sft"].folder / "model", tokenizer, job, own))
-        )
+        engine = at_end.enter_context(actors_engine(config, inputs["sft"].folder / "model", tokenizer, job, own))
         environment = make(config.environment)
         weights = at_end.enter_context(closing(Weights(announced(folder, "weights"), member, job.supernode)))
         join = Join(
