@@ -31,6 +31,7 @@ SCHEMA = pa.schema(
         ("samples", pa.int32()),
         ("tokens", pa.int64()),  # of prompts and completions
         ("digest", pa.string()),  # of its samples: `digest`
+        ("member", pa.string()),  # the actor that has put it
     ]
 )
 CONTENT = (
@@ -56,6 +57,7 @@ class Logged(NamedTuple):
     samples: int
     tokens: int
     digest: str
+    member: str = ""
 
 
 class BatchLog(RowLog):

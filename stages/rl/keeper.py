@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -26,6 +27,8 @@ class Keeper:
         self._teller, self._asker = ShardClient(announced, CALL_SECONDS), ShardClient(announced, CALL_SECONDS)
         self._state: State | None = None
         self._committed = 0
+        self._members: dict[int, str] = {}
+        """Of groups that were ready, by position, the actors that have put them."""
         self._heard: State | None = None
         self._restored = False
         self._wake, self._ended = threading.Event(), False
@@ -37,8 +40,10 @@ class Keeper:
         self._wake.set()
 
     def committed(self, state: State) -> None:
-        """A checkpoint has this state, so nobody will ask for what is before its cursor. Told with the next `tell`."""
-        self._committed = state.cursor
+        """A checkpoint has this state, so nobody will ask for what is before its cursor. Returns at once."""
+        self._committed, self._heard = state.cursor, None
+        self._wake.set()
+        self._members = {p: member for p, member in list(self._members.items()) if p >= state.cursor}
 
     def settle(self, seconds: float = CALL_SECONDS) -> None:
         """Wait until the shard has heard of what was last told, or for `seconds`."""
@@ -53,10 +58,16 @@ class Keeper:
         """
         self._thread.check()
         try:
-            return self._asker.ready()
+            found = self._asker.ready()
+            self._members |= {one.position: one.member for one in found}
+            return found
         except FAILURES:
             self._wake.set()
             return []
+
+    def players(self, positions: Sequence[int]) -> list[str]:
+        """The actors that have put the groups that were ready at these positions; "" of other shards. Forgets them."""
+        return [self._members.pop(position, "") for position in positions]
 
     def close(self) -> None:
         """Tell it nothing more."""

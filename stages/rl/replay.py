@@ -51,7 +51,7 @@ def show(console: Console, rebuilt: Sequence[Rebuilt], tokenizer: Path) -> int:
     """
     first = rebuilt[0].row
     table = Table(title=f"batch of step {first.step}, learned by version {first.version}", title_justify="left")
-    for column in ("place", "prompt", "position", "attempt", "rank", "shard", "versions", "staleness"):
+    for column in ("place", "prompt", "position", "attempt", "actor", "rank", "shard", "versions", "staleness"):
         table.add_column(column, no_wrap=column == "versions")
     for column in ("rewards", "tokens", "first seed", "digest"):
         table.add_column(column)
@@ -97,7 +97,7 @@ def _cells(one: Rebuilt) -> list[str]:
     versions = f"{row.oldest}" if row.oldest == row.newest else f"{row.oldest} to {row.newest}"
     return [
         *(str(row.place), row.prompt_id[:12], str(row.position), str(row.attempt)),
-        *(str(row.rank), str(row.shard), versions, str(row.version - row.oldest)),
+        *(row.member, str(row.rank), str(row.shard), versions, str(row.version - row.oldest)),
         *(rewards, str(row.tokens), first, "missing" if one.group is None else "another" if one.wrong else "same"),
     ]
 

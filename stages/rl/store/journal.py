@@ -171,4 +171,5 @@ def group_of(entry: Origin) -> Group:
         oldest=entry.oldest,
         num_bytes=entry.num_bytes,
         played=entry.played,
+        member=entry.member,
     )

@@ -239,6 +239,7 @@ def _shelved(group: Group, state: Literal["partial", "ready", "taken"]) -> Shelv
         oldest=group.oldest,
         num_bytes=group.num_bytes,
         played=group.played,
+        member=group.member,
     )
 
 

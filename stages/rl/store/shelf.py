@@ -34,6 +34,8 @@ class Group:
     num_bytes: int = 0
     played: float = 0.0
     """Unix time at which it was put."""
+    member: str = ""
+    """The actor that has put it."""
 
     @property
     def key(self) -> Key:

@@ -17,8 +17,10 @@ from checkpoints.manifest import NAME, Result
 from data.job import Job, Stopped
 from data.metrics import read_metrics
 from data.progress import read_progress
+from data.segments import read_origins
 from data.trajectories import read_trajectories
 from stages.rl.batches import read_batches
+from stages.rl.replay import rebuild
 from stages.rl.run import run
 
 Start = Callable[..., list[subprocess.Popen[bytes]]]
@@ -94,6 +96,21 @@ def test_two_learners_share_each_batch(world: Any, start: Start) -> None:
     assert_each_position_was_trained_once(folder, 4, 4)
     batches = read_batches(folder)
     assert set(batches["rank"].to_pylist()) == set(batches["shard"].to_pylist()) == {0, 1}
+    assert set(batches["member"].to_pylist()) == {"a0.0"}
+
+
+@pytest.mark.slow
+def test_what_a_checkpoint_is_done_with_leaves_the_journals_and_is_rebuilt_without_them(
+    world: Any, start: Start
+) -> None:
+    folder, config = world.attempt(), world.changed(mode="asynchronous", steps=4)
+    with actors(world, config, folder, 1):
+        assert [process.wait(LIMIT) for process in start(config, folder)] == [0]
+    trained = set(read_batches(folder)["position"].to_pylist())
+    for path in (folder / "trajectories").glob("groups-*"):
+        assert not {entry.position for entry in read_origins(path)} <= trained
+    for step in range(1, 5):
+        assert not [one.wrong for one in rebuild(folder, step, config.seed) if one.wrong]
 
 
 def victims(learner: subprocess.Popen[bytes], kind: str, played: list[subprocess.Popen[bytes]]) -> list[psutil.Process]:
