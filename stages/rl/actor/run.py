@@ -1,11 +1,13 @@
 """An actor, or the evaluator: loads the model, joins the run, and works until it is sent home or told to stop."""
 
 import threading
+import time
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 
 from checkpoints.manifest import Result
-from data.job import Job
+from data.job import Job, Pulse
 from data.shards import read_split
 from data.tokenizer import load_tokenizer
 from stages.environments.processes import threads
@@ -24,6 +26,10 @@ from stages.rl.weights.fetch import Weights
 from stages.rl.weights.relay import Relay
 from stages.rollout.parity import ParityError
 from stages.trainer.device import address_of
+
+STILL_LEASES = 3
+"""Times `lease_seconds` without a turn of its loop, until an actor renews no more, and others play what it holds. The
+watchdog of its process, which is more patient, ends it."""
 
 
 def run(config: StageConfig, inputs: dict[str, Result], folder: Path, job: Job, role: str = "actor") -> None:
@@ -48,7 +54,8 @@ def run(config: StageConfig, inputs: dict[str, Result], folder: Path, job: Job, 
             job=job.job_id,
             samples_at_once=prompts_at_once(config),
         )
-        membership = Membership(announced(folder, "coordinator"), join)
+        still = partial(stands_still, job.pulse, STILL_LEASES * settings.lease_seconds)
+        membership = Membership(announced(folder, "coordinator"), join, still)
         job.pulse.has_started()
         if role == "evaluator":
             evaluate(config, inputs, folder, engine, tokenizer, environment, membership, weights, job)
@@ -70,6 +77,13 @@ def run(config: StageConfig, inputs: dict[str, Result], folder: Path, job: Job, 
             raise
         print(f"{member} leaves: {why}", flush=True)
         actor.leave(why)
+
+
+def stands_still(pulse: Pulse, seconds: float) -> str:
+    """What is said of a loop that has not turned for so long, as where an engine hangs; "" of one that turns."""
+    if pulse.is_slow or time.monotonic() < pulse.at + seconds:
+        return ""
+    return f"its loop has stood still for {seconds:g} s ({pulse.event}), so it renews no more"
 
 
 def tell_the_learner(membership: Membership, error: Exception) -> None:

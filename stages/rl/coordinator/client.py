@@ -3,7 +3,7 @@
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -25,8 +25,12 @@ SHORTEST_SECONDS = 0.1
 class Membership:
     """A member's leases, orders and reports. A thread of its own renews."""
 
-    def __init__(self, path: Path, join: Join) -> None:
-        """`path` is the coordinator's announcement, ATTEMPT/endpoints/coordinator.json."""
+    def __init__(self, path: Path, join: Join, still: Callable[[], str] = lambda: "") -> None:
+        """`path` is the coordinator's announcement, ATTEMPT/endpoints/coordinator.json.
+
+        As long as `still` says why, it renews no more, so that others get what a member holds that hangs.
+        """
+        self._still = still
         self._caller, self._join = Caller(path), join.model_copy(update={"start": secrets.token_hex(8)})
         self._lock = threading.Lock()
         self._wake, self._news = threading.Event(), threading.Event()
@@ -132,6 +136,11 @@ class Membership:
             self._wake.clear()
             began = time.monotonic()
             last = self._leaving
+            if not last and (still := self._still()):
+                if self._trouble == still:  # it is said already
+                    self._wake.wait(1.0)
+                    continue
+                self._trouble = still
             try:
                 if stranger:
                     self._caller.call("join", self._join, Message)
