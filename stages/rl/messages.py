@@ -139,6 +139,12 @@ class Orders(Message):
     """Until the next renewal, at the latest."""
 
 
+class End(Message):
+    """A learner tells the coordinator that no more is played, and why."""
+
+    why: str
+
+
 class Advance(Message):
     """A learner tells the coordinator of a new version, and of what it has trained."""
 

@@ -38,7 +38,10 @@ def main() -> None:
     election = stand(endpoints, given.host, given.candidate, given.candidates, given.learners)
     election.wait()
     before, start = read_table(given.attempt), secrets.token_hex(4)
-    coordinator = Coordinator(given.config, given.shards, given.supernode, start, before, time.time(), given.learners)
+    now = time.monotonic()
+    coordinator = Coordinator(
+        given.config, given.shards, given.supernode, start, before, now, given.learners, unix=time.time() - now
+    )
     server = CoordinatorServer(given.host, coordinator, given.attempt, tls=given.config.tls)
     shards = [ShardClient(endpoints / f"shard-{number:04d}.json", SHARD_SECONDS) for number in range(given.shards)]
     server.look_after([shard.inventory for shard in shards])

@@ -1,23 +1,23 @@
 """The coordinator as actors and learners see it. Both survive its restarts: they say again what it has to know."""
 
+import random
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
 from data.threads import Worker
 from data.transport.client import Caller, Unreachable
 from data.transport.endpoint import Endpoint
-from stages.rl.coordinator.coordinator import AHEAD
-from stages.rl.coordinator.server import Why
+from stages.rl.coordinator.share import AHEAD
 from stages.rl.coordinator.status import Status
-from stages.rl.messages import Advance, Ended, Join, Lease, Message, Orders, Rates, Renewal, Score, Source
+from stages.rl.messages import Advance, End, Ended, Join, Lease, Message, Orders, Rates, Renewal, Score, Source
 
 CALL_SECONDS = 10.0
-RETRY_SECONDS = 0.25
-"""Between two tries to reach a coordinator that does not answer."""
+RETRY_SECONDS = 0.25, 1.5
+"""Between two tries to reach a coordinator that does not answer: at first, at most."""
 SHORTEST_SECONDS = 0.1
 """Between two renewals, however much there is to say: prompts that come together are cheaper to begin."""
 
@@ -131,7 +131,7 @@ class Membership:
     # The thread
 
     def _run(self) -> None:
-        stranger, delay = True, 0.0
+        stranger, delay, retries = True, 0.0, pauses()
         while True:
             self._wake.clear()
             began = time.monotonic()
@@ -148,8 +148,9 @@ class Membership:
             except Unreachable:
                 if last and self.silence > CALL_SECONDS:
                     return
-                time.sleep(RETRY_SECONDS)
+                time.sleep(next(retries))
                 continue
+            retries = pauses()
             delay = time.monotonic() - began
             self._answered = time.monotonic()
             stranger = orders.stranger
@@ -234,7 +235,7 @@ class Learners:
             last = self._end
             try:
                 if last:
-                    self._caller.call("end", Why(why=last), Message)
+                    self._caller.call("end", End(why=last), Message)
                     return
                 if self._advance is None:
                     self._status = self._caller.call("status", Message(), Status)
@@ -242,9 +243,17 @@ class Learners:
                     self._status = self._caller.call("advance", self._advance, Status)
                 self._answered = time.monotonic()
             except Unreachable:
-                time.sleep(RETRY_SECONDS)
+                time.sleep(RETRY_SECONDS[0])
                 continue
             self._wake.wait(self._seconds)
+
+
+def pauses() -> Iterator[float]:
+    """Seconds between two tries, doubling; by chance less, so that not all members call a new coordinator at once."""
+    pause, longest = RETRY_SECONDS
+    while True:
+        yield pause * random.uniform(0.5, 1.0)
+        pause = min(2 * pause, longest)
 
 
 def send_score(path: Path, score: Score) -> None:

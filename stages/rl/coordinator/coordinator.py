@@ -5,7 +5,7 @@ from collections import deque
 from stages.rl.config import AsynchronousConfig
 from stages.rl.coordinator.leases import Leases
 from stages.rl.coordinator.members import Found, Member, Members
-from stages.rl.coordinator.share import Load, quotas
+from stages.rl.coordinator.share import AHEAD, Load, quotas
 from stages.rl.coordinator.status import Status
 from stages.rl.coordinator.table import Table
 from stages.rl.messages import Advance, Inventory, Join, Message, Orders, Renewal, Score, Source
@@ -25,8 +25,6 @@ HUNGRY_SECONDS = 0.2
 """Between two renewals of an actor that wants more than it gets, where there are few."""
 HUNGRY_CALLS_A_SECOND = 600
 """Of hungry actors all together."""
-AHEAD = 1
-"""Leases that an actor may have beyond what it has room for, so that it begins the next one at once."""
 SCORES = 64
 """So many of the evaluator's scores are kept."""
 
@@ -36,11 +34,12 @@ class Coordinator:
 
     def __init__(
         self, config: AsynchronousConfig, shards: int, home: str, start: str, before: Table, now: float,
-        learners: str = "",
+        learners: str = "", unix: float = 0.0,
     ) -> None:  # fmt: skip
         """`home` is the learner's supernode; `before` is what the last coordinator has left behind.
 
-        `learners` names the start of the learners that it serves.
+        `learners` names the start of the learners that it serves. Times are of a clock that nobody sets; with `unix`
+        added they are Unix times, which others are told.
         """
         self.leases = Leases(
             start, shards, config.lease_seconds, config.max_attempts, drop=config.stale == "drop",
@@ -48,17 +47,17 @@ class Coordinator:
             losses=before.losses, set_aside=before.set_aside,
             expected={state.name for state in before.members if state.role == "actor"}, grace=now + GRACE_SECONDS,
         )  # fmt: skip
-        self.members = Members(config.lease_seconds, before.gone)
+        self.members = Members(config.lease_seconds, before.gone, unix)
         # What ailed members under an earlier start of the learners is told no more: it would end each restart.
         same = before.learners == learners
-        self._learners, self._since = learners, before.since if same and before.since is not None else now
+        self._learners, self._since = learners, before.since if same and before.since is not None else now + unix
         self._before = {
             state.name: state if same else state.model_copy(update={"trouble": ""}) for state in before.members
         }
         self._lease_seconds = config.lease_seconds
         self._unheard = now + config.lease_seconds
         self._routes = Routes(home)
-        self._start = start
+        self._start, self._unix = start, unix
         self._source: Source | None = None
         self._cursor = 0
         self._scores = deque(before.scores, maxlen=SCORES)
@@ -109,7 +108,7 @@ class Coordinator:
 
     def score(self, score: Score, now: float) -> Message:
         """The evaluator has found something."""
-        self._scores.append(Found(when=now, **score.model_dump()))
+        self._scores.append(Found(when=now + self._unix, **score.model_dump()))
         return Message()
 
     def end(self, why: str) -> Message:
@@ -131,7 +130,7 @@ class Coordinator:
             why = "not heard of since the coordinator was replaced"
             for state in self._before.values():
                 self.leases.lost_before(state.name, state.held)
-                self.members.gone.append(state.model_copy(update={"gone": now, "why": why, "held": ()}))
+                self.members.gone.append(state.model_copy(update={"gone": now + self._unix, "why": why, "held": ()}))
             self._before = {}
         self._share()
 
@@ -163,7 +162,7 @@ class Coordinator:
             for name, member in self.members.living.items()
         ]
         return Table(
-            written=now, learners=self._learners, since=self._since,
+            written=now + self._unix, learners=self._learners, since=self._since,
             members=(*states, *self._before.values()), gone=tuple(self.members.gone),
             losses=dict(waiting.losses), set_aside=dict(waiting.set_aside), scores=tuple(self._scores),
         )  # fmt: skip

@@ -47,9 +47,9 @@ class MemberState(Message):
 class Member:
     """One that is there."""
 
-    def __init__(self, join: Join, now: float) -> None:
+    def __init__(self, join: Join, now: float, unix: float) -> None:
         self.join = join
-        self.since = self.seen = now
+        self.since, self.seen = now + unix, now
         self.rates = Rates()
         self.trouble = ""
         self.fresh = True
@@ -94,8 +94,9 @@ class Member:
 class Members:
     """All that take part."""
 
-    def __init__(self, silent_seconds: float, gone: tuple[MemberState, ...] = ()) -> None:
-        self._silent_seconds = silent_seconds
+    def __init__(self, silent_seconds: float, gone: tuple[MemberState, ...] = (), unix: float = 0.0) -> None:
+        """Times are of a clock that nobody sets; with `unix` added they are Unix times, as in a `MemberState`."""
+        self._silent_seconds, self._unix = silent_seconds, unix
         self.living: dict[str, Member] = {}
         self.gone = deque(gone, maxlen=MOST_GONE)
 
@@ -107,7 +108,7 @@ class Members:
         self.living.pop(join.member, None)
         if known and not known.fresh:
             self._bury(known, "started anew", now)
-        self.living[join.member] = Member(join, now)
+        self.living[join.member] = Member(join, now, self._unix)
         return known is not None and not known.fresh
 
     def leave(self, name: str, why: str, now: float) -> None:
@@ -126,7 +127,7 @@ class Members:
 
     def _bury(self, member: Member, why: str, now: float) -> None:
         state = member.state()
-        self.gone.append(state.model_copy(update={"gone": now, "why": why, "in_flight": 0}))
+        self.gone.append(state.model_copy(update={"gone": now + self._unix, "why": why, "in_flight": 0}))
 
 
 class Found(Message):

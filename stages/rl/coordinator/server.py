@@ -12,19 +12,13 @@ from data.transport.client import Unreachable
 from data.transport.server import Action, Server
 from stages.rl.coordinator.coordinator import Coordinator
 from stages.rl.coordinator.table import write_table
-from stages.rl.messages import Advance, Inventory, Join, Message, Orders, Renewal, Score
+from stages.rl.messages import Advance, End, Inventory, Join, Message, Orders, Renewal, Score
 from stages.rl.store.client import Restarted
 
 SECONDS = 1.0
 """Between two sweeps, two polls of a shard, two tables."""
 
 M = TypeVar("M", bound=Message)
-
-
-class Why(Message):
-    """Why the run ends."""
-
-    why: str
 
 
 class CoordinatorServer(Server):
@@ -40,21 +34,21 @@ class CoordinatorServer(Server):
             "advance": self._action(Advance, coordinator.advance),
             "score": self._action(Score, coordinator.score),
             "status": self._action(Message, lambda _, now: coordinator.status(now)),
-            "end": self._action(Why, lambda why, _: coordinator.end(why.why)),
+            "end": self._action(End, lambda end, _: coordinator.end(end.why)),
         }
         super().__init__(host, actions, tls=tls)
 
     def _action(self, kind: type[M], answer: Callable[[M, float], BaseModel]) -> Action[M]:
         def locked(message: M) -> BaseModel:
             with self._lock:
-                return answer(message, time.time())
+                return answer(message, time.monotonic())
 
         return Action(kind, locked)
 
     def _renew(self, renewal: Renewal) -> Orders:
         """What ails one that goes is in the table before it goes: the learner has to hear of it, whoever tells it."""
         with self._lock:
-            orders = self._coordinator.renew(renewal, time.time())
+            orders = self._coordinator.renew(renewal, time.monotonic())
         if renewal.leaving and renewal.trouble:
             self._write()
         return orders
@@ -63,7 +57,7 @@ class CoordinatorServer(Server):
         """The calls go on while the disk is slow."""
         with self._writing:
             with self._lock:
-                table = self._coordinator.table(time.time())
+                table = self._coordinator.table(time.monotonic())
             write_table(self._folder, table)
 
     def look_after(self, shards: Sequence[Callable[[], Inventory]]) -> None:
@@ -75,7 +69,7 @@ class CoordinatorServer(Server):
     def _poll(self, number: int, ask: Callable[[], Inventory]) -> None:
         """A shard that does not answer keeps what it had; whoever waits for it waits on."""
         while True:
-            asked = time.time()
+            asked = time.monotonic()
             try:
                 inventory = ask()
             except (Restarted, Unreachable):
@@ -83,14 +77,14 @@ class CoordinatorServer(Server):
             else:
                 with self._lock:
                     self._coordinator.inventory(number, inventory, asked)
-            time.sleep(max(0.0, asked + SECONDS - time.time()))
+            time.sleep(max(0.0, asked + SECONDS - time.monotonic()))
 
     def _sweep(self) -> None:
         """A table that cannot be written is not worth an end: nobody would expire. It is said once, and tried again."""
         said = ""
         while True:
             with self._lock:
-                self._coordinator.sweep(time.time())
+                self._coordinator.sweep(time.monotonic())
             try:
                 self._write()
             except OSError as error:

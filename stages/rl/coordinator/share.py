@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
+AHEAD = 1
+"""Leases that an actor may have beyond what it has room for, so that it begins the next one at once."""
 SLOWEST, FASTEST = 0.1, 4.0
 """Bounds of a weight, of the median's: one measurement that is out by far moves little."""
 

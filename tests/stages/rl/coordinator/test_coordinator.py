@@ -286,3 +286,18 @@ def test_a_handed_back_prompt_is_given_to_another_at_once() -> None:
     _renew(coordinator, "a", 0.0, ended=(Ended(id=orders.leases[0].id, how="handed back"),))
     (lease,) = _renew(coordinator, "b", 0.0, want=1).leases
     assert lease.partial and lease.position == 0
+
+
+def test_times_that_others_are_told_are_unix_times_and_no_other_depends_on_a_clock_that_can_be_set() -> None:
+    coordinator = Coordinator(CONFIG, 1, "home", "c", Table(), 5.0, unix=1e9)
+    _join(coordinator, "a", 6.0)
+    _join(coordinator, "b", 7.0)
+    _renew(coordinator, "a", 7.0, leaving="preempted")
+    coordinator.score(Score(version=2, prompts=8, success=0.5, seconds=1.0), 8.0)
+    coordinator.sweep(16.9)
+    table = coordinator.table(16.9)
+    assert (table.written, table.since, table.scores[0].when) == (1e9 + 16.9, 1e9 + 5, 1e9 + 8)
+    assert [one.since for one in table.members] == [1e9 + 7] and [one.gone for one in table.gone] == [1e9 + 7]
+    after = Coordinator(CONFIG, 1, "home", "d", table, 2.0, unix=1e9 + 20)  # on another node, with another clock
+    _join(after, "b", 2.5)
+    assert [one.since for one in after.table(3.0).members] == [1e9 + 7]
