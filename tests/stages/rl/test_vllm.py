@@ -13,6 +13,7 @@ from checkpoints.manifest import NAME, Provenance, Result, commit_manifest
 from data.metrics import read_metrics
 from data.tokenizer import load_tokenizer
 from data.trajectories import read_trajectories
+from stages.rl.batches import read_batches
 from stages.rl.config import StageConfig
 from stages.trainer.config import ArchitectureConfig, ModelConfig
 from stages.trainer.policy import load_policy
@@ -47,6 +48,32 @@ def sft(world: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.save_pretrained(folder / "model")
     commit_manifest(folder, list((folder / "model").iterdir()), {})
     return folder / NAME
+
+
+ACTOR = PROGRAM.replace("stages.rl.run import", "stages.rl.actor.run import")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_learners_learn_from_an_actor_whose_engine_is_vllm_and_takes_new_weights_while_it_generates(
+    world: Any, sft: Path
+) -> None:
+    folder = world.attempt()
+    given = world.changed(mode="asynchronous", steps=6).model_dump(mode="json") | {"engine": {"name": "vllm"}}
+    config = StageConfig.model_validate(given)
+    arguments = [config.model_dump_json(), str(world.synth / NAME), str(sft), str(folder), "0", "1"]
+    settings = os.environ | {"OMP_NUM_THREADS": "1"}
+    actor = subprocess.Popen([sys.executable, "-c", ACTOR, *arguments], env=settings)
+    learner = subprocess.Popen([sys.executable, "-c", PROGRAM, *arguments], env=settings)
+    try:
+        assert learner.wait(600) == 0 and actor.wait(60) == 0
+    finally:
+        for process in (actor, learner):
+            process.kill()
+    rows, metrics = read_batches(folder).to_pylist(), read_metrics(folder)
+    assert len({row["position"] for row in rows}) == len(rows) == 6 * 4
+    assert max(row["newest"] for row in rows) >= 2 and all(row["version"] - row["oldest"] <= 2 for row in rows)
+    assert metrics["parity"][0].as_py() < 1e-4
 
 
 @pytest.mark.slow
