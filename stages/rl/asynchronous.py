@@ -4,7 +4,8 @@ The actors are processes of their own (`stages.rl.actor`), which come and go as 
 """
 
 import time
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 from data.job import Job, Stopped
@@ -29,7 +30,9 @@ def train(config: StageConfig, algorithm: Algorithm, parts: Parts, folder: Path,
     for log in logs:
         log.resume(parts.first)
     services = Services(config, parts, folder, job, at_end)
-    batches = Batches(config, algorithm, parts, services, folder, job)
+    writer = at_end.enter_context(ThreadPoolExecutor(1, "writer"))
+    batches = at_end.enter_context(closing(Batches(config, algorithm, parts, services, folder, job)))
+    services.keeper.committed(state)
     services.publish(state)
     committed = parts.first
     for step in parts.budget.measured(range(parts.first + 1, rl.steps + 1)):
@@ -41,7 +44,9 @@ def train(config: StageConfig, algorithm: Algorithm, parts: Parts, folder: Path,
             raise Stopped(f"rl: {parts.budget.why()}, committed step {state.policy_version} of {rl.steps}")
         services.tell(batch.state, learning=len(batch.offers))
         summary = summarise(batch.everything, batch.prompts, parts.journal.terms, parts.environment.max_turns)
-        parts.journal.write(step, 0, state.policy_version, batch.kept)
+        written = writer.submit(parts.journal.write, step, 0, state.policy_version, batch.kept)
+        if step < rl.steps:
+            batches.look_ahead(batch)
         collected = time.monotonic()
 
         began = parts.reference if state.policy_version else learner.policy  # which no update has moved yet
@@ -50,13 +55,14 @@ def train(config: StageConfig, algorithm: Algorithm, parts: Parts, folder: Path,
         learned = update(learner, algorithm, experience, rl, (config.seed, step))
         updated = time.monotonic()
 
+        written.result()  # what is done with, and told of, is on disk
         trained.add(batch.rows)
         state = batch.state.done_with([offer.position for offer in batch.offers], (), {})
         state = state.after_step(state.cursor, summary.tokens, updated - started, summary.failed)
         services.publish(state)
         services.children.stepped()
         ended = time.monotonic()
-        waiting, communication = batch.seconds_waiting, batch.seconds_fetching + ended - updated
+        waiting, communication = batch.seconds_waiting, batch.seconds_agreeing + ended - updated
         seconds = {"experience": prepared - collected, "update": updated - prepared}
         seconds |= {"waiting": waiting, "communication": communication, "step": ended - started}
         values = summary.metrics | batch.metrics | experience.metrics | learned | services.metrics()
@@ -69,6 +75,7 @@ def train(config: StageConfig, algorithm: Algorithm, parts: Parts, folder: Path,
         if end_step(config, parts, folder, step, state, logs):
             committed = step
             services.keeper.committed(state)
+    services.keeper.settle()
     services.end("the run is done")
     if left := services.left_over():
         print(f"rl: the last step is done; left over, and not trained: {left}", flush=True)

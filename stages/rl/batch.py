@@ -1,5 +1,6 @@
 """A step's batch in asynchronous mode: collected, compared with the policy, and written down."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,8 +25,9 @@ from stages.rl.rounds import groups_in, with_signal
 from stages.rl.services import Patience, Services, window_of
 from stages.rl.state import State
 from stages.rl.summary import broken_grader
-from stages.trainer.device import any_rank
 
+CHECK_SECONDS = 0.1
+"""Between two looks at what else there is to do while groups are missing."""
 HOPELESS = 2
 """Windows of prompts that are set aside, and nothing to learn from between them; then the fault is no prompt's."""
 
@@ -47,7 +49,8 @@ class Batch(NamedTuple):
     """With what was thrown away while it was collected."""
     metrics: dict[str, float]
     seconds_waiting: float
-    seconds_fetching: float
+    """For groups that were not there, or not here, yet."""
+    seconds_agreeing: float
 
 
 class Batches:
@@ -60,7 +63,7 @@ class Batches:
         self.gate = Gate(parts.learner, None, config.rl, ())
         self.patience = Patience(services)
         self.ids = parts.train["id"]
-        self.collector = Collector(config, self.ids, folder, job, services, self._waits)
+        self.collector = Collector(config, self.ids, folder, job, services)
         self.set_aside = parts.state.positions_set_aside
         """Positions that were set aside when the last batch was there."""
 
@@ -89,17 +92,29 @@ class Batches:
             if not tries and verdict:
                 self.gate.refuse(verdict, state.policy_version, f"rollouts that the actors have put for step {step}")
 
+    def look_ahead(self, batch: Batch) -> None:
+        """Collect the next batch while `batch` is learned from."""
+        state = replace(batch.state, policy_version=batch.state.policy_version + 1)
+        chosen = frozenset(offer.position for offer in batch.offers)
+        self.collector.begin(state, self.config.rl.prompts_per_step, 0, chosen)
+
+    def close(self) -> None:
+        """Collect nothing more."""
+        self.collector.close()
+
     def _collect(self, step: int, state: State) -> Batch | None:
-        wanted, shares, kept = self.config.rl.prompts_per_step, list[Share](), list[int]()
+        wanted, shares, kept, began = self.config.rl.prompts_per_step, list[Share](), list[int](), time.monotonic()
+        waited = 0.0
         offers: list[Offer] = []
         while len(shares) <= self.algorithm.resample and len(kept) < wanted:
             chosen = frozenset(offer.position for offer in offers)
-            share = self.collector.collect(state, wanted - len(kept), len(offers), chosen)
+            share, seconds = self._share(state, wanted - len(kept), len(offers), chosen)
             if share is None:
                 return None
+            waited += seconds
             slots = range(len(offers), len(offers) + len(share.offers))
             kept += with_signal(self.algorithm, share.mine, self.config.rl.samples_per_prompt, slots)
-            offers, state = offers + share.offers, share.state
+            offers, state = offers + share.offers, state.joined(share.state)
             shares.append(share)
             if self.algorithm.resample:
                 # What teaches nothing is done with at once: the window has to have room for the next round.
@@ -117,21 +132,21 @@ class Batches:
             kept=learned, everything=everything, offers=offers, prompts=prompts, state=state,
             rows=self._rows(step, state, learned, [(offers[p], ranks[p], prompts[p]) for p in places]),
             metrics=self._metrics(state, shares, [offers[place] for place in places]),
-            seconds_waiting=sum(share.seconds_waiting for share in shares),
-            seconds_fetching=sum(share.seconds_fetching for share in shares),
+            seconds_waiting=waited, seconds_agreeing=time.monotonic() - began - waited,
         )  # fmt: skip
 
     def _rows(
         self, step: int, state: State, learned: Trajectories, groups: Sequence[tuple[Offer, int, str]]
     ) -> list[Logged]:
-        facts = _facts(learned, len(groups))
+        facts = _facts(learned, self.services.keeper.players([offer.position for offer, _, _ in groups]))
         return [
             Logged(
                 step, place, offer.position, offer.attempt, prompt, rank, offer.shard, state.policy_version,
                 offer.oldest, int(newest), offer.samples, offer.tokens, digest.astype("<i8").tobytes().hex(),
+                member.astype("<i8").tobytes().rstrip(b"\0").decode("ascii"),
             )
-            for place, ((offer, rank, prompt), newest, digest) in enumerate(
-                zip(groups, facts[:, 0], facts[:, 1:], strict=True)
+            for place, ((offer, rank, prompt), newest, digest, member) in enumerate(
+                zip(groups, facts[:, 0], facts[:, 1:5], facts[:, 5:], strict=True)
             )
         ]  # fmt: skip
 
@@ -158,29 +173,47 @@ class Batches:
         self.services.keeper.settle()
         return state
 
-    def _waits(self, state: State, there: int, seconds: float, pause: float) -> bool:
-        """Told of each pause while groups are missing; whether to stop. All ranks call it together."""
+    def _share(
+        self, state: State, missing: int, first_place: int, chosen: frozenset[int]
+    ) -> tuple[Share | None, float]:
+        """What was collected ahead, or else is now, and the seconds that it was waited for; None when it is to stop."""
+        if self.collector.share is None:
+            self.collector.begin(state, missing, first_place, chosen)
+        began = time.monotonic()
+        while not self.collector.wait(CHECK_SECONDS):
+            self._waits(state.policy_version + 1, time.monotonic() - began)
+        waited = time.monotonic() - began
+        self.parts.budget.waited(waited)
+        return self.collector.end(), waited
+
+    def _waits(self, step: int, seconds: float) -> None:
+        """Called again and again while groups for `step` are missing, now for so many seconds."""
         self.services.check()
-        vain = state.positions_set_aside - self.set_aside
+        vain = self.collector.state.positions_set_aside - self.set_aside
         if vain > HOPELESS * window_of(self.config):
             why = "; ".join(sorted(set(self.services.reasons()))[:3]) or "rank 0 knows why"
             raise RuntimeError(
                 f"{vain} prompts in a row could not be played and were set aside ({why}); mend that first"
             )
-        self.parts.budget.waited(pause)
-        message = self.patience.waits(there, self.config.rl.prompts_per_step, seconds)
+        message = self.patience.waits(self.collector.there, self.config.rl.prompts_per_step, seconds)
         if message:
-            self.parts.log.waits(state.policy_version + 1, message)
-        return any_rank(self.parts.budget.must_stop())
+            self.parts.log.waits(step, message)
+        self.collector.stop = self.parts.budget.must_stop()
 
 
-def _facts(learned: Trajectories, count: int) -> npt.NDArray[np.int64]:
-    """[groups, 5], of all ranks: the newest version of a group's tokens, and its digest. All ranks call it together."""
-    table = torch.zeros(count, 5, dtype=torch.int64)
+def _facts(learned: Trajectories, players: Sequence[str]) -> npt.NDArray[np.int64]:
+    """[groups, 13], of all ranks: the newest version of a group's tokens, its digest, and the actor that has put it.
+
+    `learned` has the groups that this rank has learned from, `players` the actors of those that its shard had, else "".
+    All ranks call it together.
+    """
+    table = torch.zeros(len(players), 13, dtype=torch.int64)
+    names = np.array([player.encode("ascii") for player in players], "S64").view("<i8").reshape(-1, 8)
+    table[:, 5:] = torch.from_numpy(names.astype(np.int64))
     for place in np.unique(learned.groups).tolist():
         group = learned.pick(np.flatnonzero(learned.groups == place))
         group = replace(group, groups=np.zeros_like(group.groups))
         facts = np.concatenate([[group.versions.max(initial=-1)], np.frombuffer(digest(group), "<i8")])
-        table[place] = torch.from_numpy(facts.astype(np.int64))
+        table[place, :5] = torch.from_numpy(facts.astype(np.int64))
     dist.all_reduce(table)
     return table.numpy()

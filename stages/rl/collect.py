@@ -1,12 +1,16 @@
 """The batch of a step in asynchronous mode: what lies in the shards, shared out to the ranks.
 
 All ranks say what their shards have, agree on the groups with the lowest positions, and fetch their own shares from
-whichever shards have them. Nobody waits for a certain position.
+whichever shards have them. Nobody waits for a certain position. That is done in a thread, beside the update before it,
+so the thread agrees in a process group of its own.
 """
 
+import threading
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
+from concurrent.futures import Future, wait
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,12 +30,13 @@ from stages.rl.keeper import FAILURES
 from stages.rl.services import Services, window_of
 from stages.rl.state import State
 from stages.rl.store.client import ShardClient
-from stages.trainer.device import largest
 
-PAUSES = (0.005, 0.25)
-"""Seconds between two looks at what there is: the first, and the longest."""
+PAUSES = (0.01, 0.04, 0.25)
+"""Seconds between two looks at what there is: the first, the longest, and the longest once that takes long."""
+LONG_SECONDS = 5.0
 TAKE_SECONDS = 300.0
 """Without an answer of a shard, until the job fails. Its rank starts it again within seconds."""
+CLOSE_SECONDS = 5.0
 
 
 class Share(NamedTuple):
@@ -49,69 +54,92 @@ class Share(NamedTuple):
     """Groups that were thrown away because they were too old."""
     there: int
     """Groups that were there."""
-    seconds_waiting: float
-    """For groups that were not there yet."""
-    seconds_fetching: float
-    """Agreeing, and fetching."""
 
 
 class Collector:
-    """Collects batches. All ranks call `collect` together."""
+    """Collects batches, one after the other. All ranks make one, and call `begin` together."""
 
-    def __init__(
-        self,
-        config: StageConfig,
-        ids: pa.ChunkedArray,
-        folder: Path,
-        job: Job,
-        services: Services,
-        waits: Callable[[State, int, float, float], bool],
-    ) -> None:
-        """`ids` are those of the rows of the train split.
-
-        `waits` is told of the state, how many groups are there, for how many seconds it has waited, and how many of
-        them are new; it says whether to stop.
-        """
-        self.config, self.ids, self.job, self.services, self.waits = config, ids, job, services, waits
+    def __init__(self, config: StageConfig, ids: pa.ChunkedArray, folder: Path, job: Job, services: Services) -> None:
+        """`ids` are those of the rows of the train split."""
+        self.config, self.ids, self.job, self.services = config, ids, job, services
         self.window = window_of(config)
         paths = [endpoint(folder, f"shard-{number:04d}") for number in range(job.world_size)]
         self.shards = [ShardClient(path, TAKE_SECONDS / 10) for path in paths]
+        ranks = dist.new_group(backend="gloo", timeout=timedelta(seconds=job.collective_seconds))
+        assert isinstance(ranks, dist.ProcessGroup)
+        self.ranks = ranks
+        self.stop = False
+        """Set on any rank it ends what was begun, on all of them."""
+        self.there = 0
+        """How many of the groups that are missing are there."""
+        self.state = State()
+        """With what was thrown away since it was begun."""
+        self.share: Future[Share | None] | None = None
 
-    def collect(self, state: State, missing: int, first_place: int, chosen: frozenset[int]) -> Share | None:
-        """`missing` groups beside the `chosen` positions, their places from `first_place` on. None: to be stopped.
+    def begin(self, state: State, missing: int, first_place: int, chosen: frozenset[int]) -> None:
+        """Collect `missing` groups beside the `chosen` positions, their places from `first_place` on.
 
-        Waits as long as there are too few.
+        `state` is as it will be when they are learned from, but for the `chosen` positions. Returns at once.
         """
-        began, waiting, pause, stale = time.monotonic(), 0.0, PAUSES[0], 0
+        self.there, self.state, self.share = 0, state, Future()
+        arguments = (self.share, missing, first_place, chosen)
+        threading.Thread(target=self._run, args=arguments, name="collector", daemon=True).start()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for what was begun; whether it has ended."""
+        assert self.share, "nothing was begun"
+        return bool(wait([self.share], seconds).done)
+
+    def end(self) -> Share | None:
+        """What was begun and has ended; None when it was stopped."""
+        assert self.share and self.share.done()
+        share, self.share = self.share.result(), None
+        return share
+
+    def close(self) -> None:
+        """Collect nothing more."""
+        self.stop = True
+        if self.share:
+            self.wait(CLOSE_SECONDS)
+
+    def _run(self, share: Future[Share | None], missing: int, first_place: int, chosen: frozenset[int]) -> None:
+        try:
+            share.set_result(self._collect(missing, first_place, chosen))
+        except BaseException as error:  # noqa: BLE001 - raised where the share is asked for
+            share.set_exception(error)
+
+    def _collect(self, missing: int, first_place: int, chosen: frozenset[int]) -> Share | None:
+        began, pause, stale, lacking = time.monotonic(), PAUSES[0], 0, 0
         while True:
-            shelved = self.services.keeper.ready()
+            shelved = self.services.keeper.ready(lacking)
             mine = [Offer(s.position, s.attempt, s.tokens, s.samples, s.oldest, self.job.rank) for s in shelved]
-            offers, given_up = gathered(mine, self.services.given_up() if self.job.is_first else ())
-            found = choose(offers, state, missing, chosen, self.config.rl.asynchronous)
-            state, stale = self._told(state, found, given_up, chosen), stale + found.stale
-            if len(found.taken) == missing:
+            given_up = self.services.given_up() if self.job.is_first else ()
+            offers, given_up, stop = gathered(mine, given_up, self.stop, self.ranks)
+            if stop:
+                return None
+            found = choose(offers, self.state, missing, chosen, self.config.rl.asynchronous)
+            self._throw(found, given_up, chosen)
+            self.there, stale = len(found.taken), stale + found.stale
+            lacking = missing - self.there
+            if not lacking:
                 break
             time.sleep(pause)
-            if self.waits(state, len(found.taken), time.monotonic() - began, pause):
-                return None
-            waiting, pause = waiting + pause, min(2 * pause, PAUSES[1])
+            pause = min(2 * pause, PAUSES[1 if time.monotonic() - began < LONG_SECONDS else 2])
         shares = balanced_parts([offer.tokens for offer in found.taken], self.job.world_size)
         ranks = [0] * missing
         for rank, share in enumerate(shares):
             for place in share:
                 ranks[place] = rank
         here = {place + first_place: found.taken[place] for place in shares[self.job.rank]}
-        fetched = self._fetch(here)
-        busy = time.monotonic() - began - waiting
-        return Share(found.taken, ranks, fetched, state, stale, len(offers), waiting, busy)
+        return Share(found.taken, ranks, self._fetch(here), self.state, stale, len(offers))
 
-    def _told(self, state: State, found: Choice, given_up: set[int], chosen: Set[int]) -> State:
-        """The state with what is thrown away, which the shard gets to know at once."""
+    def _throw(self, found: Choice, given_up: set[int], chosen: Set[int]) -> None:
+        """Throw away what has to be, which the shard gets to know at once."""
         config, settings = self.config, self.config.rl.asynchronous
-        changed = thrown_away(state, found, given_up, chosen, config.seed, self.ids, self.window, settings)
-        if changed != state:
-            self.services.tell(changed)
-        return changed
+        changed = thrown_away(self.state, found, given_up, chosen, config.seed, self.ids, self.window, settings)
+        if changed != self.state:
+            self.state = changed
+            self.services.throw(changed)
 
     def _fetch(self, wanted: dict[int, Offer]) -> Trajectories:
         """The groups at these places of the batch, from their shards."""
@@ -137,18 +165,24 @@ class Collector:
                 pause = min(2 * pause, PAUSES[1])
 
 
-def gathered(mine: Sequence[Offer], given_up: Sequence[int]) -> tuple[list[Offer], set[int]]:
-    """The offers of all ranks, and the positions that rank 0 has given up. All ranks call it together."""
+def gathered(
+    mine: Sequence[Offer], given_up: Sequence[int], stop: bool, ranks: dist.ProcessGroup
+) -> tuple[list[Offer], set[int], bool]:
+    """The offers of all ranks, the positions that rank 0 has given up, and whether any says stop.
+
+    All ranks call it together.
+    """
     rows = [*mine, *(Offer(position, -1, 0, 0, 0, 0) for position in given_up)]
-    count = largest(len(rows))
-    if count == 0:
-        return [], set()
+    most = torch.tensor([len(rows), stop])
+    dist.all_reduce(most, dist.ReduceOp.MAX, ranks)
+    count, stopped = most.tolist()
     padded = torch.full((count, len(Offer._fields)), -1, dtype=torch.int64)
     padded[: len(rows)] = torch.tensor(rows, dtype=torch.int64).reshape(-1, len(Offer._fields))
     everyones = [torch.empty_like(padded) for _ in range(dist.get_world_size())]
-    dist.all_gather(everyones, padded)
+    if count:
+        dist.all_gather(everyones, padded, ranks)
     found = [Offer(*row) for row in torch.cat(everyones).tolist() if row[0] >= 0]
-    return [o for o in found if o.attempt >= 0], {o.position for o in found if o.attempt < 0}
+    return [o for o in found if o.attempt >= 0], {o.position for o in found if o.attempt < 0}, bool(stopped)
 
 
 def no_trajectories(num_terms: int) -> Trajectories:

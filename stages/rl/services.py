@@ -1,7 +1,10 @@
 """What serves the actors of an asynchronous run, beside the learners: shards, coordinator and weights server."""
 
 import secrets
-from collections.abc import Sequence
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -19,7 +22,7 @@ from stages.rl.messages import Advance, Source
 from stages.rl.parts import Parts
 from stages.rl.probe import Probe, make_probe, probe_again
 from stages.rl.state import State
-from stages.rl.weights.publish import Publisher
+from stages.rl.weights.publish import Publisher, Snapshot
 from stages.rollout.parity import ParityError
 from stages.trainer.device import address_of
 
@@ -55,26 +58,57 @@ class Services:
             self._begin_weights(folder)
             self.learners = Learners(endpoint(folder, "coordinator"))
         self.keeper = at_end.enter_context(closing(Keeper(endpoint(folder, f"shard-{job.rank:04d}"))))
+        self._speaker = at_end.enter_context(ThreadPoolExecutor(1, "speaker"))
+        """Says to others what takes its time, one after the other, beside the update."""
+        self._said: deque[Future[None]] = deque()
+        self._lock = threading.Lock()
+        self._state, self._thrown, self._learning = parts.state, parts.state, 0
         self.published = 0
         self.source: Source | None = None
         self.probe: Probe | None = None
         """The policy's answers from time to time, of which those of each version are made by one forward pass."""
 
     def publish(self, state: State) -> None:
-        """Hand out the weights, which are those of `state`, and tell shard and coordinator of it."""
+        """Hand out the weights, which are those of `state` and may move at once, and tell of it as `tell` does."""
+        while self._said:
+            self._said.popleft().result()  # no more than one version is on its way
         self.check()
         if self.probe is None or self.published % PROBED == 0:
             self.probe = make_probe(self.learner, self.known)
         probe = probe_again(self.learner, self.probe)
-        self.source = self.publisher.publish(state.policy_version, probe.model_dump_json()) or self.source
+        snapshot = self.publisher.snapshot(state.policy_version)
+        if snapshot:
+            self._say(self._hand_over, snapshot, probe)
         self.published += 1
         self.tell(state)
 
     def tell(self, state: State, learning: int = 0) -> None:
         """Where the learners stand, and how many groups they learn from at the moment. Returns at once."""
+        with self._lock:
+            self._state, self._learning = state, learning
+            self._tell()
+
+    def throw(self, state: State) -> None:
+        """Tell what is set aside or thrown away in `state`, which goes on beside the one that was told of."""
+        with self._lock:
+            self._thrown = state
+            self._tell()
+
+    def _tell(self) -> None:
+        state = self._state.joined(self._thrown)
         self.keeper.tell(state)
-        if self.learners and self.source:
-            self.learners.advance(
+        if self.learners:
+            self._say(self._advance, self.learners, state, self._learning)
+
+    def _say(self, say: Callable[..., None], *what: object) -> None:
+        self._said.append(self._speaker.submit(say, *what))
+
+    def _hand_over(self, snapshot: Snapshot, probe: Probe) -> None:
+        self.source = self.publisher.hand_over(snapshot, probe.model_dump_json())
+
+    def _advance(self, learners: Learners, state: State, learning: int) -> None:
+        if self.source:
+            learners.advance(
                 Advance(
                     version=state.policy_version,
                     source=self.publisher.again(self.source),
@@ -88,6 +122,8 @@ class Services:
 
     def check(self) -> None:
         """Raise what ends the run: a child that ends again and again, and what an actor has told of itself."""
+        while self._said and self._said[0].done():
+            self._said.popleft().result()
         self.children.check()
         status = self.status()
         for member, trouble in status.troubles.items() if status else ():
@@ -140,9 +176,9 @@ class Services:
         return f"{status.ready} groups that waited, {status.leased + status.partial} that were being played"
 
     def end(self, why: str) -> None:
-        """Tell all actors to go."""
+        """Tell all actors to go, after all else was said."""
         if self.learners:
-            self.learners.end(why)
+            self._speaker.submit(self.learners.end, why).result()
 
     def _begin_shard(self, folder: Path, journal: Journal) -> None:
         rank, settings = self.job.rank, self.config.rl.asynchronous

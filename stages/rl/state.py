@@ -58,10 +58,19 @@ class State:
         while cursor in done:
             done.remove(cursor)
             cursor += 1
-        merged = self.attempts | dict(attempts)
+        merged = {
+            place: max(attempts.get(place, 0), self.attempts.get(place, 0)) for place in {**self.attempts, **attempts}
+        }
         left = {place: attempt for place, attempt in merged.items() if place >= cursor and place not in done}
         count = self.positions_set_aside + len(aside)
         return replace(self, cursor=cursor, ahead=tuple(sorted(done)), attempts=left, positions_set_aside=count)
+
+    def joined(self, other: "State") -> "State":
+        """With what was set aside or thrown away in `other`, which has gone on from an earlier state beside this one.
+
+        Nothing was trained there. In asynchronous mode only.
+        """
+        return self.done_with((), [*range(self.cursor, other.cursor), *other.ahead], other.attempts)
 
     def is_done(self, position: int) -> bool:
         """Whether the position was trained or set aside."""
