@@ -71,6 +71,8 @@ def actors_table(attempt: Path) -> Table | None:
     over = _over(attempt)
     last = {_name(member): member for member in sorted(known, key=lambda member: member["since"])}
     rows = [_row(member, why.get(_name(member), "") if member in last.values() else "", over) for member in known]
+    if scored := _scored(attempt):
+        rows = [(*row[:-1], f"{row[-1]}; {scored}") if row[1] == "evaluator" else row for row in rows]
     rows += _others(attempt, {member["job"] for member in known if member["gone"] is None})
     rows += [(member, *[""] * 8, f"failed: {said}") for member, said in why.items() if member not in last]
     if not rows:
@@ -91,6 +93,13 @@ def _members(attempt: Path) -> list[dict[str, Any]]:
     there = {member["name"] for member in found["members"]}
     gone = [member for member in found["gone"] if member["name"] not in there]
     return [*sorted(found["members"], key=lambda member: (member["role"], member["since"])), *gone[-SHOWN_GONE:]]
+
+
+def _scored(attempt: Path) -> str:
+    """What the evaluator has found last; nothing before the first score."""
+    path = attempt / TABLE
+    scores = json.loads(path.read_text()).get("scores", []) if path.exists() else []
+    return "version {version}: {success:.1%} of {prompts} prompts".format(**scores[-1]) if scores else ""
 
 
 def _name(member: dict[str, Any]) -> str:

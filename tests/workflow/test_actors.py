@@ -21,8 +21,8 @@ MEMBER = {
 }
 
 
-def shown(attempt: Path, members: list[dict[str, Any]], gone: list[dict[str, Any]]) -> list[str]:
-    table = {"members": [MEMBER | member for member in members], "gone": [MEMBER | member for member in gone]}
+def shown(attempt: Path, members: list[dict[str, Any]], gone: list[dict[str, Any]], **more: Any) -> list[str]:
+    table = {"members": [MEMBER | member for member in members], "gone": [MEMBER | member for member in gone], **more}
     (attempt / "actors.json").write_text(json.dumps(table))
     console = Console(width=200, record=True)
     console.print(actors_table(attempt))
@@ -50,6 +50,13 @@ def test_only_the_last_start_of_a_task_has_failed_of_what_it_said(tmp_path):
     assert [line.rsplit(": ", 1)[-1] for line in lines[1:]] == ["told to stop", "no memory"]
     assert lines[0].endswith("plays") and "4/8" in lines[0]
     assert not any("4/8" in line for line in lines[1:]), "what it played, others have now"
+
+
+def test_the_evaluator_s_line_has_its_last_score(tmp_path):
+    members = [{"name": "12_1.0", "job": "12_1"}, {"name": "12_2.0", "job": "12_2", "role": "evaluator"}]
+    found = [{"version": version, "prompts": 128, "success": success} for version, success in ((5, 0.5), (10, 0.625))]
+    actor, evaluator = shown(tmp_path, members, [], scores=found)
+    assert actor.endswith("plays") and evaluator.endswith("scores; version 10: 62.5% of 128 prompts")
 
 
 def test_nobody_is_said_to_play_when_the_table_is_kept_up_to_date_no_more(tmp_path, monkeypatch):
