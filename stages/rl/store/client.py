@@ -19,9 +19,9 @@ from stages.rl.store.wire import (
     Again,
     Answer,
     Answers,
-    Ask,
     Division,
     Done,
+    Look,
     Nothing,
     Offer,
     Offers,
@@ -107,9 +107,9 @@ class ShardClient:
         self._start, self._restore_id = found.start, secrets.token_hex(8)
         return found
 
-    def ready(self) -> list[Shelved]:
-        """Whole groups that nobody has taken, by position. Raises Restarted."""
-        return list(self._ask("ready", Ask(start=self._start), Inventory).shelved)
+    def ready(self, missing: int = 0) -> list[Shelved]:
+        """Whole groups that nobody has taken, by position; `missing` were too few when last asked. Raises Restarted."""
+        return list(self._ask("ready", Look(start=self._start, missing=missing), Inventory).shelved)
 
     def take(self, keys: Sequence[tuple[int, int]]) -> Trajectories:
         """These (position, attempt), in this order; `groups` numbers them from 0. Raises Restarted."""

@@ -21,9 +21,9 @@ from stages.rl.store.wire import (
     Again,
     Answer,
     Answers,
-    Ask,
     Division,
     Done,
+    Look,
     Nothing,
     Offer,
     Offers,
@@ -53,7 +53,7 @@ class ShardServer(Server):
             "division": Action(Nothing, lambda _: Division(shard=journal.shard, shards=journal.shards)),
             "offer": Action(Offer, self._offer),
             "restore": Action(Restore, self._restore),
-            "ready": Action(Ask, self._ready),
+            "ready": Action(Look, self._ready),
             "again": Action(Again, self._again),
             "done": Action(Done, self._done),
             "inventory": Action(Nothing, lambda _: self._asked()),
@@ -179,10 +179,10 @@ class ShardServer(Server):
         self._journal.committed(restore.committed)
         restored.set()
 
-    def _ready(self, ask: Ask) -> Inventory:
+    def _ready(self, look: Look) -> Inventory:
         with self._lock:
-            self._check(ask.start)
-            groups = self._shelf.ready()
+            self._check(look.start)
+            groups = self._shelf.ready(look.missing)
         return self._say([_shelved(group, "ready") for group in groups])
 
     def _again(self, again: Again) -> Nothing:

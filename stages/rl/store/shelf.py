@@ -62,7 +62,8 @@ class Shelf:
     _groups: dict[int, Group] = field(default_factory=dict[int, Group])
     _taken: set[int] = field(default_factory=set[int])
     _pending: dict[int, Group] = field(default_factory=dict[int, Group])
-    _asked: int = 0
+    _missing: int = 0
+    """Groups that are taken in beyond the bound, for a learner that waits for them."""
 
     def restore(self, cursor: int, ahead: Iterable[int], attempts: Mapping[int, int], found: Iterable[Group]) -> None:
         """Begin anew with the learner's state and with what the journal has; all else is forgotten.
@@ -71,7 +72,7 @@ class Shelf:
         longest. One that is not durable yet comes in when it is settled.
         """
         self.cursor, self._ahead, self._attempts = cursor, {p for p in ahead if p >= cursor}, dict(attempts)
-        self._groups, self._taken, self._asked, self.thrown, self.trained = {}, set(), 0, [], []
+        self._groups, self._taken, self._missing, self.thrown, self.trained = {}, set(), 0, [], []
         for group in found:
             kept = self._groups.get(group.position)
             if not self._wanted(group):
@@ -91,6 +92,8 @@ class Shelf:
         """Whether `group` is taken in; if "kept", it is on its way until `settle`."""
         verdict = self.would_put(group)
         if verdict == "kept":
+            if self.num_bytes >= self.bound and group.position not in self._groups:
+                self._missing = max(0, self._missing - 1)
             self._pending[group.position] = group
             self.num_bytes += group.num_bytes
         return verdict
@@ -129,13 +132,13 @@ class Shelf:
     def is_full(self) -> bool:
         """Whether new positions have to wait.
 
-        Not for a learner that has asked twice and found too little: with a bound below a batch it would wait for ever.
+        Not those that a learner lacks: with a bound below a batch it would wait for ever.
         """
-        return self.num_bytes >= self.bound and self._asked < 2
+        return self.num_bytes >= self.bound and not self._missing
 
-    def ready(self) -> list[Group]:
-        """Whole groups that nobody has taken, by position. A learner that finds too few asks again later."""
-        self._asked += 1
+    def ready(self, missing: int = 0) -> list[Group]:
+        """Whole groups that nobody has taken, by position. Asking again, a learner says how many it lacked before."""
+        self._missing = missing
         return [self._groups[p] for p in sorted(self._groups) if self._groups[p].whole and p not in self._taken]
 
     def take(self, keys: Sequence[Key]) -> list[Group]:
@@ -145,7 +148,7 @@ class Shelf:
             if group.key != key or not group.whole:
                 raise KeyError(key)
         self._taken.update(group.position for group in groups)
-        self._asked = 0
+        self._missing = 0
         return groups
 
     def begun(self, position: int) -> list[Group]:

@@ -71,6 +71,13 @@ class Ask(Message):
     start: str
 
 
+class Look(Ask):
+    """For groups that are ready."""
+
+    missing: int = Field(0, ge=0)
+    """Groups that all shards together had too few of when the learner last looked."""
+
+
 class Again(Ask):
     """Positions to be played again."""
 

@@ -78,16 +78,19 @@ def test_a_full_shelf_makes_wait_but_never_those_who_finish_what_is_begun() -> N
     keep(shelf, group(2))
 
 
-def test_a_bound_below_a_batch_yields_to_a_learner_that_waits() -> None:
+def test_a_bound_below_a_batch_yields_to_a_learner_that_waits_by_what_it_lacks_and_no_more() -> None:
     shelf = restored(bound=5)
     keep(shelf, group(0))
-    assert shelf.put(group(1)) == "full"
-    shelf.ready()
-    assert shelf.put(group(1)) == "full"
-    shelf.ready()
+    for _ in range(3):
+        shelf.ready()
+        assert shelf.put(group(1)) == "full"
+    shelf.ready(missing=2)
     keep(shelf, group(1))
-    shelf.take([(0, 0), (1, 0)])
-    assert shelf.put(group(2)) == "full"
+    keep(shelf, group(2))
+    assert shelf.put(group(3)) == "full"
+    shelf.ready(missing=1)
+    shelf.take([(0, 0), (1, 0), (2, 0)])
+    assert shelf.put(group(3)) == "full"
 
 
 def test_after_a_restart_what_was_taken_and_not_trained_is_ready_again() -> None:
