@@ -59,6 +59,8 @@ class Endpoint:
     """Of the server's process; a call that was meant for another start is refused."""
     certificate: str = field(default="", repr=False)
     """In PEM, of this start alone; "" where nothing is encrypted."""
+    identity: str = field(default="", repr=False)
+    """Certificate and key of whoever calls, in PEM: without them the handshake fails before any call is read."""
 
     def announce(self, path: Path) -> None:
         """Write `path` aside, for its owner alone, and rename it. Its folder is made where there is none."""
@@ -99,4 +101,6 @@ class Endpoint:
         options: dict[str, Any] = {"generic_options": [("grpc.enable_http_proxy", 0)]}
         if self.certificate:
             options |= {"tls_root_certs": self.certificate.encode(), "override_hostname": NAME}
+        if self.identity:
+            options |= {"cert_chain": self.identity.encode(), "private_key": self.identity.encode()}
         return flight.FlightClient(self.location, **options)

@@ -90,13 +90,16 @@ class Server(flight.FlightServerBase):
         batch_bytes: int = BATCH_BYTES,
     ) -> None:
         certificate, key = self_signed() if tls else ("", "")
+        callers, callers_key = self_signed() if tls else ("", "")
         token, start = secrets.token_hex(32), secrets.token_hex(8)
         super().__init__(
             Endpoint(host, 0, token, start, certificate).location,
             tls_certificates=[(certificate.encode(), key.encode())] if tls else None,
+            verify_client=tls,
+            root_certificates=callers.encode() if tls else None,
             middleware={"guard": Guard(token, start)},
         )
-        self.endpoint = Endpoint(host, self.port, token, start, certificate)
+        self.endpoint = Endpoint(host, self.port, token, start, certificate, callers + callers_key)
         self._actions, self._message_bytes, self._batch_bytes = actions or {}, message_bytes, batch_bytes
 
     def put(self, order: bytes, batches: Batches) -> BaseModel:

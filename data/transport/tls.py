@@ -1,4 +1,4 @@
-"""A certificate for one start of a server. Its key stays in the memory of the process that made it."""
+"""Certificates for one start of a server: its own, whose key stays in its memory, and the one that callers show."""
 
 import datetime
 
@@ -10,7 +10,7 @@ from cryptography.x509.oid import NameOID
 from data.transport.endpoint import NAME
 
 DAYS = 3650
-"""No run is that long. What ends a certificate's life is the end of its server: it is trusted by nobody else."""
+"""No run is that long. What ends a certificate's life is the end of its server: it is of no use elsewhere."""
 
 
 def self_signed() -> tuple[str, str]:

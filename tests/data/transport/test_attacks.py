@@ -241,6 +241,24 @@ def test_with_tls_nobody_is_answered_in_plain_text_or_with_another_certificate(c
     assert Caller(server.endpoint).call("add", Number(n=1), Number).n == 2
 
 
+def test_with_tls_a_stranger_ends_in_the_handshake_and_floods_cost_no_memory() -> None:
+    server, other = Counter(True), Counter(True)
+    assert Caller(server.endpoint).call("add", Number(n=1), Number).n == 2
+    before, flood = psutil.Process().memory_info().rss, bytes(2**27)
+    for identity in ("", other.endpoint.identity):
+        with pytest.raises(Unreachable):
+            Caller(replace(server.endpoint, identity=identity), 5.0).call("add", Number(n=1), Number)
+        client = replace(server.endpoint, identity=identity).connect()
+        with pytest.raises(flight.FlightUnavailableError):
+            list(client.do_action(flight.Action("add", flood), flight.FlightCallOptions(timeout=SECONDS)))
+    for begin in (b"", b"\x16\x03\x01\xff\xff\x01", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"):
+        with socket.create_connection((server.endpoint.host, server.endpoint.port)) as stranger, suppress(OSError):
+            stranger.settimeout(SECONDS)
+            stranger.sendall(begin + flood)
+    assert psutil.Process().memory_info().rss - before < 3 * len(flood), "this process has it as flood and as call"
+    assert server.done == 1
+
+
 def test_with_tls_the_token_does_not_cross_the_network(tmp_path: Path) -> None:
     """A relay of bytes stands between client and server, and reads all of them."""
     for tls, seen in ((False, True), (True, False)):
