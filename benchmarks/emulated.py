@@ -13,7 +13,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +31,8 @@ from stages.rl.messages import Advance, Join, Lease, Rates, Source
 from stages.rl.store.client import ShardClient, Store
 
 REPORT_SECONDS = 1.0
+SIDE_BY_SIDE = 8
+"""Puts of an actor at the same time."""
 
 
 class Playing(NamedTuple):
@@ -85,13 +89,17 @@ class EmulatedActor:
 
     def __init__(self, endpoints: Path, name: str, kind: Kind, supernode: str = "") -> None:
         """`endpoints` has the announcements of coordinator and shards."""
-        join = Join(member=name, node=f"node-{name}", supernode=supernode, samples_at_once=kind.slots)
+        self.most = 2 * kind.slots  # as in a real actor, as many wait as are played
+        join = Join(member=name, node=f"node-{name}", supernode=supernode, samples_at_once=self.most)
         self.kind, self.name = kind, name
         self.membership = Membership(endpoints / "coordinator.json", join)
         self._store = Store(endpoints)
         self._random = random.Random(name)
         self._playing: list[Playing] = []
+        self._waiting = deque[Lease]()
+        self._putting = ThreadPoolExecutor(SIDE_BY_SIDE, "puts")
         self._stop = ""
+        self._counting = threading.Lock()
         self.done = self.wasted = 0
         """Groups that it has put, and those of them that the store had no use for."""
         self.used = 0.0
@@ -103,23 +111,20 @@ class EmulatedActor:
         """Leave politely."""
         self._stop = why
         self._thread.join()
+        self._putting.shutdown()
         self.membership.close(why)
 
     def _run(self) -> None:
         reported = before = time.monotonic()
         told_done, told_used = 0, 0.0
         while not self._stop and not self.membership.leave:
-            now, over = time.monotonic(), list[Lease]()
+            now = time.monotonic()
             while self._playing and self._playing[0].ends <= now:
-                over.append(heapq.heappop(self._playing).lease)
-            for lease in self.membership.take(self.kind.slots - len(self._playing)):
-                self._begin(lease)
-            for lease in over:  # while the next ones are played, as a real actor puts
-                self._put(lease)
-            lost = self.membership.lost()
-            if lost:
-                self._playing = [one for one in self._playing if one.lease.id not in lost]
-                heapq.heapify(self._playing)
+                self._putting.submit(self._put, heapq.heappop(self._playing).lease)
+            self._drop(self.membership.lost())
+            self._waiting += self.membership.take(self.most - len(self._playing) - len(self._waiting))
+            while self._waiting and len(self._playing) < self.kind.slots:
+                self._begin(self._waiting.popleft())
             now = time.monotonic()
             first = self._playing[0].ends if self._playing else now + REPORT_SECONDS
             self.membership.wait(max(0.0, min(first - now, reported + REPORT_SECONDS - now)))
@@ -135,13 +140,20 @@ class EmulatedActor:
         takes = self.kind.seconds * self._random.uniform(1 - spread, 1 + spread)
         heapq.heappush(self._playing, Playing(now + (math.inf if self.kind.stalls else takes), now, lease))
 
+    def _drop(self, lost: set[str]) -> None:
+        if lost:
+            self._playing = [one for one in self._playing if one.lease.id not in lost]
+            heapq.heapify(self._playing)
+            self._waiting = deque(lease for lease in self._waiting if lease.id not in lost)
+
     def _put(self, lease: Lease) -> None:
         source = self.membership.source
         group = group_of(lease, source.version if source else 0, self.kind.samples, self.kind.tokens)
         verdict = self._store.put(lease, group, whole=True, member=self.name)
-        self.wasted += verdict != "kept"
         self.membership.ended(lease.id, "stored")
-        self.done += 1
+        with self._counting:
+            self.wasted += verdict != "kept"
+            self.done += 1
 
     def _report(self, seconds: float, groups: int, used: float) -> None:
         samples, chosen = groups * self.kind.samples, self.kind.tokens - 16

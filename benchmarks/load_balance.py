@@ -1,8 +1,8 @@
 """Utilisation of emulated actors of which a quarter run at half speed, against 0.92 of all their time.
 
 Utilisation is the share of wall time in which an actor's slots generate, as the mean over all actors, fast and slow:
-the time of a put and the wait for the next lease are lost. The shorter a group, the more they weigh: a group of a
-second is far shorter than real ones, of tens of seconds and more.
+the wait for the next lease is lost. The shorter a group, the more it weighs: a group of a second is far shorter than
+real ones, of tens of seconds and more.
 """
 
 import sys
