@@ -17,7 +17,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from data.trajectories import FLAT, FORMAT, Attributes, Trajectories
+from data.trajectories import FLAT, FORMAT, Trajectories
 
 ORIGIN = np.dtype(
     [
@@ -158,13 +158,6 @@ def read_group(path: Path, columns: Mapping[str, Column], span: Span) -> Traject
     found["groups"] = np.zeros(span.last - span.first, np.int32)
     found["prompt_ids"] = tuple(text.decode("ascii") for text in found["prompt_ids"].tolist())
     return Trajectories(**found)
-
-
-def read_attributes(path: Path) -> Attributes:
-    """What holds for the whole file."""
-    with h5py.File(path, "r") as file:
-        found = {name: value.item() if isinstance(value, np.generic) else value for name, value in file.attrs.items()}
-    return {name: value for name, value in found.items() if name != "format"}
 
 
 def _entry(entry: Origin) -> tuple[Any, ...]:
