@@ -112,7 +112,7 @@ class Episodes:
         self.seconds = 0.0
         """In which the engine generated."""
         self.answering = 0.0
-        """Seconds in which it waited while the environment answered."""
+        """Seconds in which it waited for the environment's answers."""
         self.ended = 0
         """Episodes that were played to their end."""
 
@@ -188,8 +188,11 @@ class Episodes:
 
     def _take(self, key: int, flight: Flight, outcome: Callable[[], Outcome]) -> Played | ValueError | None:
         """What has become of the episode, if it has ended."""
+        began = time.perf_counter()
         try:
-            if not flight.take(outcome):
+            goes_on = flight.take(outcome)
+            self.answering += time.perf_counter() - began
+            if not goes_on:
                 return flight.played
             self._go_on(key)
         except ValueError as error:

@@ -171,6 +171,8 @@ class Actor:
             self.membership.report(self.meter.report())
             self.membership.complain(self.weights.trouble)
             self.job.beat(f"version {self.engine.version}: {len(self.playing)} prompts")
+            if warning := self.meter.warning():
+                print(f"warning: {warning}", flush=True)
 
 
 def announced(folder: Path, name: str) -> Path:

@@ -8,6 +8,9 @@ from stages.rl.messages import Rates
 from stages.rollout.engine import Engine
 from stages.rollout.episodes import Episodes
 
+SLOW_SECONDS, SLOW_SHARE = 10.0, 0.25
+"""That an engine has waited for its environment, and as a share of the time in which it generated, until it is said."""
+
 
 class Meter:
     """Measures between two reports: tokens as the engine makes them, and the time in which it does."""
@@ -15,6 +18,7 @@ class Meter:
     def __init__(self, engine: Engine, episodes: Episodes, slots: int) -> None:
         """`slots` are the sequences that the engine has room for."""
         self._engine, self._playing, self._slots = engine, episodes, slots
+        self._warned = False
         self._begin()
 
     def report(self) -> Rates:
@@ -31,6 +35,17 @@ class Meter:
         )
         self._begin()
         return rates
+
+    def warning(self) -> str:
+        """What is to be said, once, of an environment for which the engine waits; "" where it does not."""
+        played, environment = self._playing, self._playing.environment
+        if self._warned or played.answering < max(SLOW_SECONDS, SLOW_SHARE * played.seconds):
+            return ""
+        self._warned = True
+        return (
+            f"the engine has waited {played.answering:.0f} s for the environment {environment.name}, and generated for "
+            f"{played.seconds:.0f} s: an environment with `cpu_seconds` answers beside the engine"
+        )
 
     @property
     def age(self) -> float:

@@ -26,7 +26,7 @@ SAMPLING = SamplingConfig(max_new_tokens=8, slots=8)
 
 
 class Waiting(Talk):
-    """Takes 20 ms for each turn, in which it computes nothing."""
+    """Takes 50 ms for each turn, in which it computes nothing."""
 
     cpu_seconds = 1
     now = most = 0
@@ -36,7 +36,7 @@ class Waiting(Talk):
         with self.lock:
             Waiting.now += 1
             Waiting.most = max(Waiting.most, Waiting.now)
-        time.sleep(0.02)
+        time.sleep(0.05)
         with self.lock:
             Waiting.now -= 1
         return self.answer(task, action)
@@ -62,7 +62,35 @@ def test_a_slow_environment_is_asked_many_times_at_once_while_the_engine_generat
                 key += 1
             both += episodes.in_flight > 0 and Waiting.now > 0
             ended += len(list(episodes.step()))
-    assert Waiting.most > 8 and both > 10
+    assert Waiting.most > 4 and both > 10
+
+
+def test_the_engine_is_full_though_the_environment_takes_50_ms_for_each_turn() -> None:
+    player = engine()
+    player.start(SAMPLING)
+    with threads(100) as pool:
+        episodes = Episodes(player, TOKENIZER, Waiting([]), SAMPLING, pool)
+        key, ended, full, steps = 0, 0, 0, 0
+        while ended < 500:
+            while len(episodes) < 100:
+                episodes.add(key, start(key))
+                key += 1
+            full, steps = full + (episodes.in_flight >= SAMPLING.slots), steps + 1
+            ended += len(list(episodes.step()))
+    assert full / steps > 0.95
+
+
+def test_an_environment_for_which_the_engine_waits_is_told_of_once() -> None:
+    player = engine()
+    player.start(SAMPLING)
+    with threads() as pool:
+        episodes = Episodes(player, TOKENIZER, Talk([]), SAMPLING, pool)
+        meter = Meter(player, episodes, 8)
+        episodes.add(0, start(0))
+        _all(episodes)
+        assert episodes.answering > 0 and not meter.warning()
+        episodes.answering += 20
+        assert "has waited 20 s for the environment talk" in meter.warning() and not meter.warning()
 
 
 def test_tokens_are_counted_as_the_engine_makes_them_and_its_time_is_its_own() -> None:
