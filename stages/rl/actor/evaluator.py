@@ -61,7 +61,8 @@ def evaluate(
             greedy=True,
             on_progress=lambda ended: job.beat(f"{ended} of {len(rows)} prompts scored"),
         )
-        success = sum(one.reward > 0 and one.finished for one in played) / len(played)
+        graded = [one for one in played if not one.error]
+        success = sum(one.reward >= 1 for one in graded) / max(1, len(graded))  # as in `stages.rl.summary`
         seconds = time.monotonic() - began
         tokens = sum(len(one.tokens) for one in played)
         membership.report(Rates(seconds=seconds, busy=seconds, tokens=tokens, episodes=len(played), version=last))
