@@ -2,23 +2,29 @@
 
 The rl stage itself in processes of its own on one thread each, with its journal, store, weights and log: the demo's
 model, 32 prompts x 8 samples a step. Timed from the end of a step to the end of a later one, in turn; checkpoints are
-in neither. The share of the time in which the learner waits or communicates is printed.
+in neither. The share of the time in which the learner waits or communicates is printed, and the CPU time of a step of
+each process, their imports left out: on two cores their sum is what decides.
 """
 
 import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from benchmarks.commands import ROOT, figure
 from benchmarks.rl_step import PROMPTS, SAMPLES, Warm, demo, open_attempt, stage_config
 from checkpoints.manifest import NAME
 from data.metrics import read_metrics
+from data.progress import read_progress
 from stages.rl.config import StageConfig
 
+KINDS = ("learner", "actor", "stages.rl.store", "stages.rl.coordinator", "stages.rl.weights")
 MODES = ("synchronous", "asynchronous")
 ROUNDS, STEPS, WARM_UP = 3, 40, 10
 PROGRAM = """
@@ -62,6 +68,7 @@ def _samples_per_second(warm: Warm, mode: str, seed: int) -> float:
         actors = [_process("actor", config, warm, folder)] if mode == "asynchronous" else []
         learner = _process("learner", config, warm, folder)
         try:
+            print(mode, "CPU ms a step:", _cpu(folder, [*actors, learner]))
             if learner.wait():
                 raise RuntimeError(f"the learner in {mode} mode has ended with {learner.returncode}")
         finally:
@@ -73,6 +80,37 @@ def _samples_per_second(warm: Warm, mode: str, seed: int) -> float:
         names = ("waiting_share", "seconds_waiting", "seconds_communication", "staleness", "groups_stale")
         print({name: round(sum(row[name] for row in rows) / len(rows), 4) for name in names})
     return PROMPTS * SAMPLES * (len(rows) - 1) / (rows[-1]["ended"] - rows[0]["ended"])
+
+
+def _cpu(folder: Path, processes: Sequence[subprocess.Popen[bytes]]) -> dict[str, int]:
+    """Milliseconds of each kind of process from the end of the warm-up to just before the last step."""
+    while processes[-1].poll() is None and _done(folder) < WARM_UP:
+        time.sleep(0.02)
+    first, before = _done(folder), _times(processes)
+    last, after = first, before
+    while processes[-1].poll() is None and last < STEPS - 2:
+        time.sleep(0.1)
+        last, after = _done(folder), _times(processes)
+    steps = max(1, last - first)
+    return {kind: round(1000 * (seconds - before.get(kind, 0)) / steps) for kind, seconds in after.items()}
+
+
+def _done(folder: Path) -> int:
+    return int((read_progress(folder) or {"done": 0})["done"])
+
+
+def _times(processes: Sequence[subprocess.Popen[bytes]]) -> dict[str, float]:
+    """CPU seconds by kind: learner, actor, and the modules of their children."""
+    found: dict[str, float] = {}
+    for parent in processes:
+        try:
+            for process in (root := psutil.Process(parent.pid), *root.children(recursive=True)):
+                words, times = process.cmdline(), process.cpu_times()
+                kind = next((word for word in words if word in KINDS), "other")
+                found[kind] = found.get(kind, 0) + times.user + times.system
+        except psutil.NoSuchProcess:
+            continue  # it has just ended
+    return found
 
 
 def _config(mode: str, seed: int) -> StageConfig:
