@@ -21,7 +21,9 @@ ENDPOINTS = "endpoints"
 LOGS = "log"
 LOOK_SECONDS = 0.1
 MOST_RESTARTS = 5
-"""Of one child without a step between them; then what ends it will end it again."""
+"""Of one child without a step, or HEALTHY_SECONDS, between them; then what ends it will end it again."""
+HEALTHY_SECONDS = 300.0
+"""So long it has run, and what ended it then is nothing that has ended it before."""
 PAUSE_SECONDS = 0.5
 """Before a restart, and more before each further one without a step between them."""
 LAST_LINES = 20
@@ -45,6 +47,7 @@ class Child:
     restarts: int = 0
     """Since the last step."""
     begin_at: float = 0.0
+    """Its last start, or its next one where it does not run."""
 
     def begin(self) -> None:
         """Start it; what it says is added to its log."""
@@ -101,7 +104,8 @@ class Children:
         announced = endpoint(self.folder, name)
         announced.unlink(missing_ok=True)
         command = [sys.executable, "-m", module, "--parent", str(os.getpid()), *arguments]
-        child = Child(name, command, self.folder / LOGS / f"{self.job.job_id}_{self.job.rank}_{name}.log")
+        log = self.folder / LOGS / f"{self.job.job_id}_{self.job.rank}_{name}.log"
+        child = Child(name, command, log, begin_at=time.monotonic())
         child.begin()
         with self._lock:
             self.children[name] = child
@@ -129,6 +133,8 @@ class Children:
     def _look_at(self, child: Child) -> None:
         if child.process and child.process.poll() is not None:
             code, child.process = child.process.returncode, None
+            if time.monotonic() - child.begin_at > HEALTHY_SECONDS:
+                child.restarts = 0
             child.restarts, self.total_restarts = child.restarts + 1, self.total_restarts + 1
             how = f"rank {self.job.rank} on {self.job.node}: its {child.name} has ended with {code}"
             if child.restarts > MOST_RESTARTS:
