@@ -8,6 +8,7 @@ import _socket
 import hashlib
 import secrets
 import socket
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pysyncobj import SyncObj, SyncObjConf
+from pysyncobj.transport import TCPTransport
 
 from data.transport.endpoint import Endpoint
 
@@ -28,6 +30,26 @@ FALLBACK_SECONDS = 2.0
 """A leader that hears nothing of the majority for so long leads no more."""
 RECONNECT_SECONDS = 0.2
 LOOK_SECONDS = 0.05
+MESSAGE_BYTES = 2**20
+"""Of one message of Raft, many times of what an election needs. Who announces more is hung up on."""
+
+
+class _Transport(TCPTransport):
+    """pysyncobj's own, which would else gather whatever a stranger sends behind the length of a message."""
+
+    def _onNewIncomingConnection(self, conn: Any) -> None:
+        super()._onNewIncomingConnection(conn)
+        read = conn._TcpConnection__processRead
+
+        def bounded() -> bool:
+            more = read()
+            received: bytes = conn._TcpConnection__readBuffer
+            if max(len(received), int.from_bytes(received[:4], sys.byteorder)) > MESSAGE_BYTES:
+                conn.disconnect()
+                return False
+            return more
+
+        conn._TcpConnection__processRead = bounded
 
 
 class Election:
@@ -47,7 +69,7 @@ class Election:
                 leaderFallbackTimeout=FALLBACK_SECONDS, connectionTimeout=FALLBACK_SECONDS,
                 connectionRetryTime=RECONNECT_SECONDS, bindRetryTime=RECONNECT_SECONDS, useFork=False,
             )  # fmt: skip
-            self._raft = SyncObj(self_address, list(others), config)
+            self._raft = SyncObj(self_address, list(others), config, transportClass=_Transport)
 
     def leader(self) -> str | None:
         """The address of the one that leads, as far as this one knows."""

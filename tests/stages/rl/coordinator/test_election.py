@@ -150,6 +150,26 @@ def test_who_has_no_password_can_neither_vote_nor_make_a_candidate_unpickle(thre
     until(lambda: three.leader() is not None)
 
 
+def test_who_announces_a_message_of_more_than_a_mebibyte_is_hung_up_on_and_the_leader_stays(
+    three: Candidates,
+) -> None:
+    until(lambda: three.leader() is not None)
+    leader = three.leader()
+    assert leader is not None
+    endpoint = Endpoint.read(three.folder / f"candidate-{leader}.json")
+    process = psutil.Process(three.processes[leader].pid)
+    before, spent = process.memory_info().rss, sum(process.cpu_times()[:2])
+    for announced in (2**31 - 1, 2**30, -1, 2**20 + 1):
+        with socket.create_connection((endpoint.host, endpoint.port)) as stranger:
+            stranger.settimeout(SECONDS)
+            stranger.sendall(announced.to_bytes(4, "little", signed=True))
+            with pytest.raises((ConnectionResetError, BrokenPipeError)):  # long before all of it is sent
+                for _ in range(1000):
+                    stranger.sendall(bytes(2**16))
+    assert process.memory_info().rss < before + 2**24 and sum(process.cpu_times()[:2]) < spent + 5
+    assert three.leader() == leader
+
+
 def _pickle(mark: Path) -> bytes:
     """What writes `mark` when it is unpickled, as pysyncobj packs its messages."""
 
