@@ -1,7 +1,9 @@
 import ast
 import json
+from xml.etree import ElementTree
 
 from benchmarks import frame
+from benchmarks.drawing import Line, draw
 
 
 def test_every_benchmark_has_a_measure_and_says_what_it_measures():
@@ -41,3 +43,13 @@ def test_figures_are_written_into_the_table_of_asynchronous_mode_and_nowhere_els
     results.write_text(json.dumps([figure.model_dump()]))
     frame.write_down(results, document)
     assert document.read_text() == text.format("5,717 and 2 x/s: **2,858.60**")
+
+
+def test_curves_are_drawn_as_lines_from_below_to_above():
+    panels = {"seed 1 → 2": [Line("one", [0.0, 0.5, 1.0]), Line("other", [0.25])], "seed 2": [Line("one", [1.0])]}
+    picture = ElementTree.fromstring(draw(panels, "samples", 256))
+    lines = [line.get("points").split() for line in picture.iter("{http://www.w3.org/2000/svg}polyline")]
+    assert [len(line) for line in lines] == [3, 1, 1]
+    places = [tuple(map(float, point.split(","))) for point in lines[0]]
+    assert places == sorted(places) and [y for _, y in places] == sorted((y for _, y in places), reverse=True)
+    assert "768" in ElementTree.tostring(picture, "unicode")
