@@ -14,11 +14,11 @@ import torch.distributed as dist
 from data.job import Job
 from data.trajectories import Trajectories
 from stages.algorithms.algorithm import Algorithm
-from stages.rl.batches import Logged, digest
+from stages.rl.batches import REJECTED, Logged, digest
 from stages.rl.choice import Offer, staleness
 from stages.rl.collect import Collector, Share
 from stages.rl.config import StageConfig
-from stages.rl.parity import Gate, metrics_of
+from stages.rl.parity import Gate, Verdict, metrics_of
 from stages.rl.parts import Parts
 from stages.rl.prompts import row_at
 from stages.rl.rounds import groups_in, with_signal
@@ -64,33 +64,56 @@ class Batches:
         self.patience = Patience(services)
         self.ids = parts.train["id"]
         self.collector = Collector(config, self.ids, folder, job, services)
+        self.refusals = 0
+        """Shares that were thrown away since the start."""
         self.set_aside = parts.state.positions_set_aside
         """Positions that were set aside when the last batch was there."""
 
     def next(self, step: int, state: State) -> Batch | None:
         """The batch of `step`; None when it is time to stop. Raises ParityError, and RuntimeError for a broken grader.
 
-        The first batch of a start is compared with the policy where its tokens are of the same version. What an earlier
-        start has left in the journal is thrown away and played anew where it does not pass: an update that a kill has
-        taken back may have made weights of that version too, and a grader may have been mended. There is no more of it
-        than the window lets in.
+        Each share is judged before anything is rejected or learned from. One that does not pass in the first batch of a
+        start is thrown away and played anew: an update that a kill has taken back may have made weights of that version
+        too, and a grader may have been mended. There is no more of it than the window lets in.
         """
-        first = step == self.parts.first + 1
-        tries = self.config.rl.asynchronous.max_staleness + 2 if first else 1
-        while True:
-            batch = self._collect(step, state)
-            if batch is None:
+        wanted, began, waited, refused = self.config.rl.prompts_per_step, time.monotonic(), 0.0, 0
+        shares, verdicts, offers, kept = list[Share](), list[Verdict](), list[Offer](), list[int]()
+        while len(shares) <= self.algorithm.resample and len(kept) < wanted:
+            chosen = frozenset(offer.position for offer in offers)
+            share, seconds = self._share(state, wanted - len(kept), len(offers), chosen)
+            if share is None:
                 return None
-            tries -= 1
-            broken = broken_grader(batch.everything, self.parts.journal.terms)
-            verdict = self.gate.compare(batch.everything, step, state.policy_version) if first else None
-            if not broken and (verdict is None or verdict.passes):
-                return batch._replace(metrics=batch.metrics | metrics_of([verdict])) if verdict else batch
-            state = self._thrown(batch)
-            if not tries and broken:
-                raise RuntimeError(f"step {step}: {broken}")
-            if not tries and verdict:
-                self.gate.refuse(verdict, state.policy_version, f"rollouts that the actors have put for step {step}")
+            waited, state = waited + seconds, state.joined(share.state)
+            verdict = self.gate.compare(share.mine, step, state.policy_version) if self._is_first(step) else None
+            broken = broken_grader(share.mine, self.parts.journal.terms)
+            if broken or (verdict and not verdict.passes):
+                state, refused = self._thrown(state, share), refused + len(share.offers)
+                self._refuse(step, state.policy_version, broken, verdict)
+                continue
+            slots = range(len(offers), len(offers) + len(share.offers))
+            kept += with_signal(self.algorithm, share.mine, self.config.rl.samples_per_prompt, slots)
+            offers += share.offers
+            shares.append(share)
+            verdicts += [verdict] if verdict else []
+            if self.algorithm.resample:
+                # What teaches nothing is done with at once: the window has to have room for the next round.
+                state = state.done_with([offers[slot].position for slot in slots if slot not in kept], (), {})
+                self.services.tell(state, learning=len(kept))
+        self.patience.over()
+        self.set_aside = state.positions_set_aside
+        everything = Trajectories.joined([share.mine for share in shares]) if len(shares) > 1 else shares[0].mine
+        # With nothing to learn from, the last round stands for the step: the update will leave it out.
+        places = kept or list(range(len(offers) - len(shares[-1].offers), len(offers)))
+        ranks = [rank for share in shares for rank in share.ranks]
+        prompts = [self.ids[row_at(self.config.seed, o.position, len(self.ids))].as_py() for o in offers]
+        metrics = self._metrics(state, shares, [offers[place] for place in places]) | {"groups_refused": refused}
+        return Batch(
+            kept=groups_in(everything, places) if self.algorithm.resample else everything,
+            everything=everything, offers=offers, prompts=prompts, state=state,
+            rows=self._rows(step, state, everything, list(zip(offers, ranks, prompts, strict=True)), places),
+            metrics=metrics | (metrics_of(verdicts) if verdicts else {}),
+            seconds_waiting=waited, seconds_agreeing=time.monotonic() - began - waited,
+        )  # fmt: skip
 
     def look_ahead(self, batch: Batch) -> None:
         """Collect the next batch while `batch` is learned from."""
@@ -102,50 +125,39 @@ class Batches:
         """Collect nothing more."""
         self.collector.close()
 
-    def _collect(self, step: int, state: State) -> Batch | None:
-        wanted, shares, kept, began = self.config.rl.prompts_per_step, list[Share](), list[int](), time.monotonic()
-        waited = 0.0
-        offers: list[Offer] = []
-        while len(shares) <= self.algorithm.resample and len(kept) < wanted:
-            chosen = frozenset(offer.position for offer in offers)
-            share, seconds = self._share(state, wanted - len(kept), len(offers), chosen)
-            if share is None:
-                return None
-            waited += seconds
-            slots = range(len(offers), len(offers) + len(share.offers))
-            kept += with_signal(self.algorithm, share.mine, self.config.rl.samples_per_prompt, slots)
-            offers, state = offers + share.offers, state.joined(share.state)
-            shares.append(share)
-            if self.algorithm.resample:
-                # What teaches nothing is done with at once: the window has to have room for the next round.
-                state = state.done_with([offers[slot].position for slot in slots if slot not in kept], (), {})
-                self.services.tell(state, learning=len(kept))
-        self.patience.over()
-        self.set_aside = state.positions_set_aside
-        everything = Trajectories.joined([share.mine for share in shares]) if len(shares) > 1 else shares[0].mine
-        # With nothing to learn from, the last round stands for the step: the update will leave it out.
-        places = kept or list(range(len(offers) - len(shares[-1].offers), len(offers)))
-        learned = groups_in(everything, places) if self.algorithm.resample else everything
-        ranks = [rank for share in shares for rank in share.ranks]
-        prompts = [self.ids[row_at(self.config.seed, o.position, len(self.ids))].as_py() for o in offers]
-        return Batch(
-            kept=learned, everything=everything, offers=offers, prompts=prompts, state=state,
-            rows=self._rows(step, state, learned, [(offers[p], ranks[p], prompts[p]) for p in places]),
-            metrics=self._metrics(state, shares, [offers[place] for place in places]),
-            seconds_waiting=waited, seconds_agreeing=time.monotonic() - began - waited,
-        )  # fmt: skip
+    def _is_first(self, step: int) -> bool:
+        return step == self.parts.first + 1
+
+    def _refuse(self, step: int, version: int, broken: str, verdict: Verdict | None) -> None:
+        """Say why a share was thrown away; an error where an earlier start cannot have left it."""
+        self.refusals += 1
+        if self.refusals > self.config.rl.asynchronous.max_staleness + 1 or not self._is_first(step):
+            if broken:
+                raise RuntimeError(f"step {step}: {broken}")
+            assert verdict
+            self.gate.refuse(verdict, version, f"rollouts that the actors have put for step {step}")
+        if self.job.is_first:
+            apart = f"they are {verdict.ranks[:, 1].max():.1e} nats from the policy" if verdict else ""
+            print(f"rl: step {step}: groups are thrown away and played anew: {broken or apart}", flush=True)
 
     def _rows(
-        self, step: int, state: State, learned: Trajectories, groups: Sequence[tuple[Offer, int, str]]
+        self,
+        step: int,
+        state: State,
+        everything: Trajectories,
+        groups: Sequence[tuple[Offer, int, str]],
+        places: Sequence[int],
     ) -> list[Logged]:
-        facts = _facts(learned, self.services.keeper.players([offer.position for offer, _, _ in groups]))
+        """Of all `groups`, whose slots in `places` are learned from; the others have place -1."""
+        facts = _facts(everything, self.services.keeper.players([offer.position for offer, _, _ in groups]))
+        learned = {slot: place for place, slot in enumerate(places)}
         return [
             Logged(
-                step, place, offer.position, offer.attempt, prompt, rank, offer.shard, state.policy_version,
-                offer.oldest, int(newest), offer.samples, offer.tokens, digest.astype("<i8").tobytes().hex(),
-                member.astype("<i8").tobytes().rstrip(b"\0").decode("ascii"),
+                step, learned.get(slot, REJECTED), offer.position, offer.attempt, prompt, rank, offer.shard,
+                state.policy_version, offer.oldest, int(newest), offer.samples, offer.tokens,
+                digest.astype("<i8").tobytes().hex(), member.astype("<i8").tobytes().rstrip(b"\0").decode("ascii"),
             )
-            for place, ((offer, rank, prompt), newest, digest, member) in enumerate(
+            for slot, ((offer, rank, prompt), newest, digest, member) in enumerate(
                 zip(groups, facts[:, 0], facts[:, 1:5], facts[:, 5:], strict=True)
             )
         ]  # fmt: skip
@@ -163,12 +175,12 @@ class Batches:
             metrics |= {"rounds": len(shares), "groups_kept": len(offers) / sum(len(share.offers) for share in shares)}
         return metrics
 
-    def _thrown(self, batch: Batch) -> State:
-        """The state after all groups of the batch were thrown away, to be played again; their shards know it."""
-        again = {offer.position: offer.attempt + 1 for offer in batch.offers}
-        most = self.config.rl.asynchronous.max_attempts
-        aside = {position for position, attempt in again.items() if attempt >= most}
-        state = batch.state.done_with((), aside, again)
+    def _thrown(self, state: State, share: Share) -> State:
+        """The state after all groups of the share were thrown away, to be played again; their shards know it.
+
+        It is no fault of their prompts, and costs them no attempt.
+        """
+        state = state.refused({offer.position: offer.attempt + 1 for offer in share.offers})
         self.services.tell(state)
         self.services.keeper.settle()
         return state

@@ -16,10 +16,12 @@ from data.trajectories import Trajectories
 from stages.rl.rows import RowLog, row_files
 
 FOLDER = "batches"
+REJECTED = -1
+"""Place of a group that was taken, and from which there was nothing to learn (dynamic sampling)."""
 SCHEMA = pa.schema(
     [
         ("step", pa.int64()),  # of the update
-        ("place", pa.int32()),  # in the batch, from 0: batches take the lowest positions first
+        ("place", pa.int32()),  # in the batch, from 0: batches take the lowest positions first; or REJECTED
         ("position", pa.int64()),  # in the stream of prompts
         ("attempt", pa.int32()),
         ("prompt_id", pa.string()),  # of the row

@@ -54,7 +54,9 @@ def choose(offers: Iterable[Offer], state: State, missing: int, chosen: Set[int]
             continue
         if config.stale == "keep" or staleness(offer.oldest, state.policy_version) <= config.max_staleness:
             fresh.append(offer)
-        elif attempt + 1 >= config.max_attempts:
+        elif offer.oldest > state.policy_version and len(fresh) >= missing:
+            continue  # its turn comes when the learner has got as far again as a kill has thrown it back
+        elif tried(state, position, attempt) >= config.max_attempts:
             aside.add(position)
         else:
             again[position] = attempt + 1
@@ -80,9 +82,15 @@ def thrown_away(
 def staleness(oldest: int, version: int) -> int:
     """Updates between the weights that made a token and those that learn from it.
 
-    Versions beyond the present one are of updates that a kill has taken back: they count as the present one.
+    A version beyond the present one is of updates that a kill has taken back: it is apart from the present one by them.
+    Where nobody said anything, nothing is old.
     """
-    return max(0, version - oldest)
+    return abs(version - oldest) if oldest >= 0 else 0
+
+
+def tried(state: State, position: int, attempt: int) -> int:
+    """How often the position was tried in vain once `attempt` is thrown away too, but for what was no fault of its."""
+    return attempt + 1 - state.excused.get(position, 0)
 
 
 def overdue(
@@ -103,7 +111,7 @@ def overdue(
         attempt = state.attempts.get(position, 0)
         if position in done or lag <= OVERDUE * window * (attempt + 1):
             continue
-        if attempt + 1 >= config.max_attempts:
+        if tried(state, position, attempt) >= config.max_attempts:
             aside.add(position)
         else:
             again[position] = attempt + 1

@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from data.transport.endpoint import Endpoint
+from stages.rl.positions import Positions
 
 
 class Message(BaseModel):
@@ -154,10 +155,12 @@ class Advance(Message):
     """Groups that may be out, waiting, or learned from at the moment."""
     cursor: int
     """All positions before this one are done with: trained or set aside."""
-    ahead: tuple[int, ...] = ()
+    ahead: Positions = ()
     """Those behind it that are as well."""
     attempts: dict[int, int] = Field(default_factory=dict[int, int])
     """Attempt of each position that is not done with and was thrown away before."""
+    excused: dict[int, int] = Field(default_factory=dict[int, int])
+    """How many of those were no fault of the position: they do not count among its tries."""
     learning: int = 0
     """Groups that are taken and not trained yet."""
 

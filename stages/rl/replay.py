@@ -12,7 +12,8 @@ from rich.text import Text
 from tokenizers import Tokenizer
 
 from data.trajectories import Trajectories, read_trajectories
-from stages.rl.batches import FOLDER, Logged, digest, read_batches
+from stages.rl.batches import FOLDER, REJECTED, Logged, digest, read_batches
+from stages.rl.choice import staleness
 from stages.rl.prompts import request_seed
 
 TRAJECTORIES = "trajectories"
@@ -24,7 +25,7 @@ class Rebuilt(NamedTuple):
 
     row: Logged
     group: Trajectories | None
-    """None where no file has its place."""
+    """None where no file has its place, and where there was nothing to learn from it."""
     wrong: str
     """Why it is not the group that was trained on; empty where it is."""
 
@@ -40,8 +41,8 @@ def rebuild(folder: Path, step: int, seed: int) -> list[Rebuilt]:
     if not rows:
         steps = table["step"].unique().to_pylist()
         raise ValueError(f"{folder / FOLDER}: no step {step}; the log has steps {min(steps)} to {max(steps)}")
-    groups = _groups(folder, step)
-    return [_compared(row, groups.get(row.place), seed) for row in sorted(rows, key=lambda row: row.place)]
+    groups, learned_first = _groups(folder, step), lambda row: (row.place == REJECTED, row.place, row.position)
+    return [_compared(row, groups.get(row.place), seed) for row in sorted(rows, key=learned_first)]
 
 
 def show(console: Console, rebuilt: Sequence[Rebuilt], tokenizer: Path) -> int:
@@ -64,8 +65,12 @@ def show(console: Console, rebuilt: Sequence[Rebuilt], tokenizer: Path) -> int:
     wrong = [one for one in rebuilt if one.wrong]
     for one in wrong:
         console.print(Text(f"place {one.row.place}, position {one.row.position}: {one.wrong}"))
-    whole = f"all {len(rebuilt)} groups are those that were trained on, bit for bit"
-    console.print(f"{len(wrong)} of {len(rebuilt)} groups cannot be rebuilt" if wrong else whole)
+    rejected = sum(one.row.place == REJECTED for one in rebuilt)
+    learned = len(rebuilt) - rejected
+    whole = f"all {learned} groups are those that were trained on, bit for bit"
+    console.print(f"{len(wrong)} of {learned} groups cannot be rebuilt" if wrong else whole)
+    if rejected:
+        console.print(f"from {rejected} more there was nothing to learn")
     return int(bool(wrong))
 
 
@@ -80,6 +85,8 @@ def _groups(folder: Path, step: int) -> dict[int, Trajectories]:
 
 
 def _compared(row: Logged, group: Trajectories | None, seed: int) -> Rebuilt:
+    if row.place == REJECTED:
+        return Rebuilt(row, None, "")
     if group is None:
         return Rebuilt(row, None, f"no file {TRAJECTORIES}/step-{row.step:06d}-rank-{row.rank:04d}.h5 has it")
     if digest(group).hex() != row.digest:
@@ -95,10 +102,11 @@ def _cells(one: Rebuilt) -> list[str]:
     rewards = "" if group is None else " ".join(f"{reward:.2g}" for reward in group.rewards.tolist())
     first = "" if group is None else str(group.seeds[0])
     versions = f"{row.oldest}" if row.oldest == row.newest else f"{row.oldest} to {row.newest}"
+    found = "missing" if group is None else "another" if one.wrong else "same"
     return [
         *(str(row.place), row.prompt_id[:12], str(row.position), str(row.attempt)),
-        *(row.member, str(row.rank), str(row.shard), versions, str(row.version - row.oldest)),
-        *(rewards, str(row.tokens), first, "missing" if one.group is None else "another" if one.wrong else "same"),
+        *(row.member, str(row.rank), str(row.shard), versions, str(staleness(row.oldest, row.version))),
+        *(rewards, str(row.tokens), first, "rejected" if row.place == REJECTED else found),
     ]
 
 

@@ -116,6 +116,7 @@ class Services:
                     cursor=state.cursor,
                     ahead=state.ahead,
                     attempts=state.attempts,
+                    excused=state.excused,
                     learning=learning,
                 )
             )
@@ -145,6 +146,12 @@ class Services:
         status = self.status()
         return sorted(status.set_aside) if status else ()
 
+    def score(self) -> dict[str, float]:
+        """What the evaluator has found last."""
+        status = self.status()
+        newest = max(status.scores, key=lambda found: found.version, default=None) if status else None
+        return {"evaluator_success": newest.success, "evaluator_version": newest.version} if newest else {}
+
     def reasons(self) -> Sequence[str]:
         """Why those positions were set aside."""
         status = self.status()
@@ -160,6 +167,7 @@ class Services:
             "actors_utilisation": status.utilisation,
             "actors_tokens_per_second": status.tokens_per_second,
             "episodes_per_second": status.episodes_per_second,
+            **self.score(),
         }
 
     def weights_bytes(self) -> dict[str, float]:
@@ -171,9 +179,7 @@ class Services:
     def left_over(self) -> str:
         """What was begun and will not be learned from, in words; "" where there is nothing. Rank 0 alone knows."""
         status = self.status()
-        if status is None or not status.leased + status.ready + status.partial:
-            return ""
-        return f"{status.ready} groups that waited, {status.leased + status.partial} that were being played"
+        return in_words(status) if status else ""
 
     def end(self, why: str) -> None:
         """Tell all actors to go, after all else was said."""
@@ -208,8 +214,7 @@ class Services:
     def _begin_coordinator(self, folder: Path) -> None:
         """One candidate on each of the learners' first nodes; they elect one. All ranks call it together."""
         nodes, learners = _everyones([self.job.node, secrets.token_hex(8)])
-        candidates = list(dict.fromkeys(nodes))[:CANDIDATES]
-        firsts = [nodes.index(node) for node in candidates]
+        firsts = [nodes.index(node) for node in candidates(nodes)]
         if self.job.is_first:
             endpoint(folder, "coordinator").unlink(missing_ok=True)
         if self.job.rank not in firsts:
@@ -224,6 +229,18 @@ class Services:
                 *("--learners", learners[0], "--config", self.config.rl.asynchronous.model_dump_json()),
             ],
         )
+
+
+def in_words(status: Status) -> str:
+    """What waits and what is being played; "" where there is nothing."""
+    begun = status.leased + status.partial
+    return f"{status.ready} groups that waited, {begun} that were being played" if begun + status.ready else ""
+
+
+def candidates(nodes: Sequence[str]) -> list[str]:
+    """The nodes that have one each: three, or one, since two could not lose any."""
+    different = list(dict.fromkeys(nodes))[:CANDIDATES]
+    return different if len(different) == CANDIDATES else different[:1]
 
 
 def _everyones(mine: list[str]) -> list[list[str]]:

@@ -1,8 +1,11 @@
 """What a checkpoint of the rl stage says beside the tensors: all of it committed together with them."""
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+
+from stages.rl.positions import positions, ranges
 
 MAX_FAILURES = 3
 """A prompt whose grading has failed in so many steps is set aside: it would fail for ever."""
@@ -25,6 +28,8 @@ class State:
     """Positions from the cursor on that are done with as well, in order; in asynchronous mode only."""
     attempts: dict[int, int] = field(default_factory=dict[int, int])
     """By position that is not done with, how often its samples were thrown away; in asynchronous mode only."""
+    excused: dict[int, int] = field(default_factory=dict[int, int])
+    """By such a position, how many of them were no fault of its, and do not count among its tries: see `refused`."""
     positions_set_aside: int = 0
     """Positions that were done with without being trained; in asynchronous mode only."""
 
@@ -62,8 +67,16 @@ class State:
             place: max(attempts.get(place, 0), self.attempts.get(place, 0)) for place in {**self.attempts, **attempts}
         }
         left = {place: attempt for place, attempt in merged.items() if place >= cursor and place not in done}
+        excused = {place: number for place, number in self.excused.items() if place in left}
         count = self.positions_set_aside + len(aside)
-        return replace(self, cursor=cursor, ahead=tuple(sorted(done)), attempts=left, positions_set_aside=count)
+        return replace(
+            self, cursor=cursor, ahead=tuple(sorted(done)), attempts=left, excused=excused, positions_set_aside=count
+        )
+
+    def refused(self, attempts: Mapping[int, int]) -> "State":
+        """Groups were thrown away for what lies in no prompt; `attempts` are the next. In asynchronous mode only."""
+        excused = {place: self.excused.get(place, 0) + 1 for place in attempts}
+        return replace(self, excused=self.excused | excused).done_with((), (), attempts)
 
     def joined(self, other: "State") -> "State":
         """With what was set aside or thrown away in `other`, which has gone on from an earlier state beside this one.
@@ -74,15 +87,19 @@ class State:
 
     def is_done(self, position: int) -> bool:
         """Whether the position was trained or set aside."""
-        return position < self.cursor or position in self.ahead
+        if position < self.cursor:
+            return True
+        place = bisect_left(self.ahead, position)
+        return place < len(self.ahead) and self.ahead[place] == position
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON value."""
-        return asdict(self)
+        """As a JSON value; what is ahead as ranges."""
+        return asdict(self) | {"ahead": ranges(self.ahead)}
 
     @staticmethod
     def from_json(saved: dict[str, Any]) -> "State":
         """What `to_json` gave, after it was JSON; of nothing, the beginning. A key that is not known is an error."""
-        ahead, attempts = saved.get("ahead", ()), saved.get("attempts", {})
-        exact: dict[str, Any] = {"ahead": tuple(ahead), "attempts": {int(key): n for key, n in attempts.items()}}
+        exact: dict[str, Any] = {"ahead": positions(saved.get("ahead", ()))}
+        for name in ("attempts", "excused"):
+            exact[name] = {int(place): number for place, number in saved.get(name, {}).items()}
         return State(**{**saved, **exact})

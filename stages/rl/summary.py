@@ -21,9 +21,10 @@ OWN_METRICS = frozenset(
         *("rounds", "groups_kept", "turns"),
         *("tokens", "tokens_trained", "tokens_per_second", "rollout_tokens_per_second", "update_tokens_per_second"),
         *("seconds_rollout", "seconds_experience", "seconds_update"),
-        *("staleness", "staleness_max", "groups_stale", "queue_depth", "positions_set_aside"),
+        *("staleness", "staleness_max", "groups_stale", "groups_refused", "queue_depth", "positions_set_aside"),
         *("seconds_waiting", "seconds_communication", "waiting_share", "samples_per_second"),
         *("actors", "actors_utilisation", "actors_tokens_per_second", "episodes_per_second", "weights_bytes_across"),
+        *("evaluator_success", "evaluator_version"),
     }
 )
 """Metrics of the stage, whatever the algorithm."""

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
+from stages.rl.choice import staleness
 from stages.rl.messages import Advance, Inventory, Shelved
 
 
@@ -68,6 +69,10 @@ class Facts:
         """Of the position, in which it is to be played now."""
         return self._advance.attempts.get(position, 0) if self._advance else 0
 
+    def tries(self, position: int) -> int:
+        """How many attempts before that one were thrown away for what may be the position's fault."""
+        return self.attempt(position) - (self._advance.excused.get(position, 0) if self._advance else 0)
+
     def shelved(self, position: int) -> Shelved | None:
         """As its shard has it."""
         return self._inventories.get(position % self.shards, {}).get(position)
@@ -85,9 +90,9 @@ class Facts:
     def is_too_old(self, position: int) -> bool:
         """Whether what its shard has would be thrown away at its turn."""
         shelved = self.shelved(position)
-        if shelved is None or shelved.oldest < 0 or self._max_staleness is None:
+        if shelved is None or self._max_staleness is None:
             return False
-        return self.version - shelved.oldest > self._max_staleness
+        return staleness(shelved.oldest, self.version) > self._max_staleness
 
     def begun(self) -> Iterator[int]:
         """Positions whose shards have half-played groups of the present attempt."""

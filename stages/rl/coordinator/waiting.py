@@ -65,7 +65,7 @@ class Waiting:
         if self._facts.is_done(position) or position in self._promises.leased:
             self._gone.pop(position, None)
             return
-        tries = self._facts.attempt(position) + self.losses.get(position, 0)
+        tries = self._facts.tries(position) + self.losses.get(position, 0)
         self.forget(position)
         if tries >= self._max_attempts:
             self.set_aside[position] = f"tried {tries} times; the last time {why}"

@@ -3,6 +3,7 @@
 from pydantic import Field
 
 from stages.rl.messages import Inventory, Message
+from stages.rl.positions import Positions
 from stages.rl.store.shelf import Verdict
 
 MOST_OFFERS = 64
@@ -51,7 +52,7 @@ class Restore(Message):
     """Where the learners stand."""
 
     cursor: int
-    ahead: tuple[int, ...]
+    ahead: Positions
     attempts: dict[int, int]
     committed: int = 0
     """The cursor of the last checkpoint, to which they may have to go back."""
@@ -88,7 +89,7 @@ class Done(Ask):
     """Positions that are done with."""
 
     cursor: int
-    ahead: tuple[int, ...]
+    ahead: Positions
     committed: int = 0
     """See `Restore`."""
 

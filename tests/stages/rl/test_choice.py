@@ -51,8 +51,46 @@ def test_kept_is_what_is_too_old_when_the_algorithm_corrects_for_it() -> None:
     assert [one.position for one in found.taken] == [1] and found.stale == 0
 
 
-def test_a_version_that_a_kill_has_taken_back_counts_as_the_present_one() -> None:
-    assert staleness(oldest=7, version=5) == 0 and staleness(oldest=3, version=5) == 2
+def test_a_version_that_a_kill_has_taken_back_is_as_far_away_as_an_old_one_and_silence_is_never_old() -> None:
+    assert staleness(oldest=7, version=5) == 2 and staleness(oldest=3, version=5) == 2
+    assert staleness(oldest=-1, version=5) == 0
+
+
+def test_after_a_kill_all_is_trained_again_from_the_journal_and_nothing_is_played_again() -> None:
+    """The learner falls back from version 10 to 5; the version that has learned from a batch has also begun it."""
+    config, state = AsynchronousConfig(max_staleness=2), State(policy_version=5, cursor=20)
+    journal = [offer(20 + place, 5 + place // PROMPTS) for place in range(5 * PROMPTS)]
+    for _ in range(5):
+        found = choose(journal, state, PROMPTS, frozenset(), config)
+        assert not found.again and not found.aside and len(found.taken) == PROMPTS
+        assert all(staleness(one.oldest, state.policy_version) == 0 for one in found.taken)
+        state = state.done_with([one.position for one in found.taken], (), {})
+        state = state.after_step(state.cursor, 0, 0.0, ())
+
+
+def test_what_a_lost_version_has_played_is_thrown_away_when_its_turn_comes_and_it_is_still_too_far_away() -> None:
+    config, state = AsynchronousConfig(max_staleness=2), State(policy_version=5)
+    found = choose([offer(0, 9), offer(1, 6), offer(2, 9)], state, 1, frozenset(), config)
+    assert found.again == {0: 1} and [one.position for one in found.taken] == [1] and found.stale == 1
+
+
+def test_what_was_refused_for_no_fault_of_the_prompts_costs_them_no_attempt() -> None:
+    config = AsynchronousConfig(max_staleness=2, max_attempts=2)
+    state = State(policy_version=9).refused({1: 1}).refused({1: 2})
+    assert state.attempts == {1: 2} and state.excused == {1: 2}
+    first = choose([offer(1, 0, attempt=2)], state, 1, frozenset(), config)
+    assert first.again == {1: 3}
+    state = State.from_json(json.loads(json.dumps(state.done_with((), (), first.again).to_json())))
+    assert choose([offer(1, 0, attempt=3)], state, 1, frozenset(), config).aside == {1}
+    assert state.done_with([1], (), {}).excused == {}
+
+
+def test_what_two_threads_have_made_of_one_state_comes_together() -> None:
+    before = State(cursor=3, attempts={4: 1})
+    beside = before.done_with((), {3, 7}, {4: 2, 8: 1})
+    state = before.done_with([5, 6], (), {4: 1}).after_step(3, 10, 1.0, ()).joined(beside)
+    assert state.cursor == 4 and state.ahead == (5, 6, 7) and state.attempts == {4: 2, 8: 1}
+    assert state.positions_set_aside == 2 and state.policy_version == 1 and state.joined(beside) == state
 
 
 def test_a_position_that_nobody_ends_is_played_again_ever_later_and_then_set_aside() -> None:
