@@ -114,7 +114,10 @@ class Actor:
             self.is_checked = True
 
     def _begin_groups(self) -> None:
-        if self.has is None or self.is_lost:
+        if trouble := self.weights.trouble:
+            while self.waiting:
+                self.membership.ended(self.waiting.popitem()[0], "handed back", trouble)
+        if self.has is None or self.is_lost or trouble:
             return
         # All that is played comes to be put, and has room then.
         room = min(self.most, self.puts.room - self.playing.num_played)

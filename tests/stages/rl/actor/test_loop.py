@@ -128,6 +128,21 @@ def test_groups_begin_with_older_weights_unless_those_will_be_too_old_at_their_t
         actor.gives_up.set()
 
 
+def test_who_waits_for_weights_that_do_not_come_hands_its_prompts_back(tmp_path: Path) -> None:
+    told = Told()
+    told.source = told.arrived = source(5)
+    with running(tmp_path, told) as (actor, _):
+        turn(actor, lambda: actor.has)
+        told.source, told.leases = source(8), [lease(0), lease(1)]
+        turn(actor, lambda: len(actor.waiting) == 2)
+        told.trouble, told.leases = "nobody answers", [lease(2)]
+        turn(actor, lambda: not actor.waiting)
+        assert told.over == {"lease 0": "handed back", "lease 1": "handed back"} and told.leases
+        told.trouble, told.arrived = "", told.source
+        turn(actor, lambda: not told.leases and actor.puts.room == 15)
+        actor.gives_up.set()
+
+
 def test_no_group_begins_with_weights_of_learners_that_have_gone_back_to_their_checkpoint(tmp_path: Path) -> None:
     told = Told()
     told.source = told.arrived = source(9)
