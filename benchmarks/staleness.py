@@ -61,7 +61,8 @@ def measure() -> dict[str, str | float]:
     """Prints the curves."""
     torch.set_num_threads(1)
     curves = {name: curve(name) for name in ("uncorrected", *CORRECTED)}
-    table = Table("algorithm", *(f"step {step}" for step in range(5, STEPS + 1, 5)), title=f"success, {LAG} behind")
+    title = f"success in five steps up to each, {LAG} versions behind"
+    table = Table("algorithm", *(str(step) for step in range(5, STEPS + 1, 5)), title=title)
     for name, found in curves.items():
         table.add_row(name, *(f"{100 * np.mean(found[step - 5 : step]):.0f}%" for step in range(5, STEPS + 1, 5)))
     Console().print(table)
