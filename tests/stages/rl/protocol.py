@@ -259,6 +259,7 @@ class World:
         self.looking, self.rounds, self.full = state, 0, False
         self.offers: list[Offer] = []
         self.kept: list[Offer] = []
+        self.lacking = 0
         self.fetching: list[Offer] = []
         self.fetched: list[Offer] = []
 
@@ -266,7 +267,9 @@ class World:
         """At what is there: a round is taken once there is enough of it, the rest judged."""
         if self.over or self.full or self.fetching:
             return
-        shelved = [(shard, group) for shard in self.shards if shard.shelf.restored for group in shard.shelf.ready()]
+        shelved = [
+            (shard, group) for shard in self.shards if shard.shelf.restored for group in shard.shelf.ready(self.lacking)
+        ]
         offers = [Offer(g.position, g.attempt, g.tokens, g.samples, g.oldest, s.number) for s, g in shelved]
         missing, chosen = self.prompts - len(self.kept), {offer.position for offer in self.offers}
         given_up = set(self.status.set_aside) if self.status else set[int]()
@@ -275,7 +278,8 @@ class World:
         if state != self.looking:
             self.set_aside(state)
             self.tell(state, len(self.kept))
-        if len(found.taken) == missing:
+        self.lacking = missing - len(found.taken)
+        if not self.lacking:
             assert not [offer for offer in found.taken if state.is_done(offer.position)], "taken, and done with"
             self.fetching, self.fetched = found.taken, []
 
@@ -309,10 +313,8 @@ class World:
         """The first batch of a start is not what the policy says: it is played anew."""
         if not self.full or self.tries <= 1:
             return
-        again = {offer.position: offer.attempt + 1 for offer in self.offers}
-        aside = {position for position, attempt in again.items() if attempt >= self.config.max_attempts}
         self.tries -= 1
-        self.set_aside(self.looking.done_with((), aside, again))
+        self.set_aside(self.looking.refused({offer.position: offer.attempt + 1 for offer in self.offers}))
         self.begin_batch(self.looking)
         self.tell(self.looking)
 
