@@ -271,3 +271,12 @@ def test_a_call_costs_the_same_whatever_the_size_of_the_window() -> None:
             assert leases.grant("a", 4, 1.0) == () and leases.renew("a", [], 1.0) == ()
         seconds.append(time.process_time() - began)
     assert seconds[1] < 10 * seconds[0], seconds  # by the size, it would be 256 times as much
+
+
+def test_attempts_that_were_no_fault_of_a_prompt_are_none_of_its_tries() -> None:
+    leases = _leases(_advance(attempts={0: 3}, excused={0: 2}))
+    for now in (0.0, 1.0):
+        (lease,) = leases.grant("a", 1, now)
+        assert (lease.position, lease.attempt) == (0, 3)
+        leases.lost("a", "killed")
+    assert "tried 3 times" in leases.waiting.set_aside[0]
