@@ -1,13 +1,13 @@
 """Who plays which position. Pure: the time is an argument, and nothing is called or written.
 
 Leases are advice: the shards decide what is trained on. So all that is here is either a fact that somebody else keeps
-(`stages.rl.coordinator.facts`) or a promise that may be broken (a lease). What is out is a set of positions, which each
-change of a fact or a promise corrects for the positions that it is about: nothing is counted up and down (a count would
-drift with each recovery), and a call costs the same whatever the size of the window.
+(`Facts`) or a promise that may be broken (`Promises`). What is out is a set of positions, which each change of a fact
+or a promise corrects for the positions that it is about: nothing is counted up and down (a count would drift with each
+recovery), and a call costs the same whatever the size of the window.
 
-What is promised of the window: nothing new is given out beyond it. More than it may be out for a while by what comes
-from elsewhere: leases of an earlier coordinator whose actors come late, and groups that are learned from again after
-the learner went back to its checkpoint. Then nothing new is given out until all is within it.
+Nothing new is given out beyond the window. More may be out for a while by what comes from elsewhere: leases of an
+earlier coordinator whose actors come late, and groups that are learned from again after the learner went back to its
+checkpoint. Then nothing new is given out until all is within it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -97,8 +97,7 @@ class Leases:
     def adopt(self, member: str, leases: Iterable[Lease], now: float) -> None:
         """`member` has leases of another coordinator, which stay valid unless somebody else has the position.
 
-        Also where their room was given to others meanwhile, since what is half played is worth more than the bound:
-        then more is out than the window for a while, and nothing new is given out until it is not.
+        Also beyond the window: what is half played is worth more than the bound.
         """
         self._seen[member] = now
         self.expected.discard(member)
@@ -127,21 +126,14 @@ class Leases:
 
     def leave(self, member: str) -> None:
         """`member` goes politely: its prompts are given to others, at no cost."""
-        for position in list(self.promises.of(member).values()):
-            self._free(position)
+        for position in self._released(member):
             self.waiting.again(position)
-        self._seen.pop(member, None)
         self.expected.discard(member)
 
     def lost(self, member: str, why: str) -> None:
-        """`member` is gone without a word, and each prompt that it had is one attempt nearer to being set aside.
-
-        It may have been what ended it.
-        """
-        for position in list(self.promises.of(member).values()):
-            self._free(position)
+        """`member` is gone without a word; each prompt that it had is one try nearer to being set aside."""
+        for position in self._released(member):
             self.waiting.lost(position, f"lost with {member}: {why}")
-        self._seen.pop(member, None)
 
     def lost_before(self, member: str, positions: Iterable[int]) -> None:
         """`member` of the coordinator before this one went with it, and had these; who has them now, keeps them."""
@@ -189,6 +181,13 @@ class Leases:
                 self._out.add(position)
             else:
                 self._out.discard(position)
+
+    def _released(self, member: str) -> tuple[int, ...]:
+        self._seen.pop(member, None)
+        positions = self.held(member)
+        for position in positions:
+            self._free(position)
+        return positions
 
     def _is_useless(self, lease: Lease) -> bool:
         return self.facts.is_done(lease.position) or lease.attempt < self.facts.attempt(lease.position)
