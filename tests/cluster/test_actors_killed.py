@@ -87,10 +87,13 @@ class Played:
 
     def by_hand(self, *options: str) -> str:
         """Id of an array of actors that a person submits."""
+        return self.cluster.run("sbatch", "--parsable", *options, self.script(), "runs/tiny")
+
+    def script(self) -> Path:
+        """The script that a person submits."""
         if not (self.life.folder / ".venv").exists():
             (self.life.folder / ".venv").symlink_to(ROOT / ".venv")
-        script = ROOT / "slurm/sbatch/actors.sbatch"
-        return self.cluster.run("sbatch", "--parsable", *options, script, "runs/tiny")
+        return ROOT / "slurm/sbatch/actors.sbatch"
 
     def ends_well(self, steps: int, seconds: float = 200) -> None:
         """The command publishes the result, and what the run has left behind is whole."""
@@ -228,10 +231,14 @@ def test_told_that_its_time_is_over_or_preempted_a_task_leaves_politely_and_come
     after = {task.job: process.pid for task in played.tasks() for process in in_job(task.job, "submitit.core._submit")}
     assert after == before and len(read_arrays(played.attempt)) == 1
 
-    hand = played.by_hand("--array=0-1")
+    # Task 2 has other work.
+    other = f"[ $SLURM_ARRAY_TASK_ID = 2 ] && exec sleep 600; exec bash {played.script()} runs/tiny"
+    hand = played.cluster.submit(other, "--array=0-2")
     wait_for(lambda: all(back(f"{hand}_{task}.0") for task in (0, 1)), "those by hand have joined")
     cancelled = played.life.qianka("cancel")
-    assert cancelled.ends() == 0 and hand in cancelled.said(), cancelled.said()
+    assert cancelled.ends() == 0 and f"{hand}_0, {hand}_1" in cancelled.said(), cancelled.said()
+    assert played.cluster.state(f"{hand}_2") == "RUNNING"
+    played.cluster.run("scancel", f"{hand}_2")
     wait_for(lambda: not played.cluster.mine(), "no job is left")
     wait_for(lambda: not left(played.attempt), "no process is left")
     positions = read_batches(played.attempt)["position"].to_pylist()
@@ -276,7 +283,7 @@ def test_actors_that_all_fail_of_an_error_end_the_run_with_what_they_said(played
     code += "    def run(*_):\n        raise ValueError('the engine is not there')\n"
     code += "    module.run = run\n    sys.modules['stages.rl.actor.run'] = module\n"
     (tmp_path / "sitecustomize.py").write_text(code)
-    played.life.settings("actors: {count: 2}", f"setup: ['export PYTHONPATH={tmp_path}']")
+    played.life.settings("actors: {count: 2}", f"setup: ['export PYTHONPATH={tmp_path}:$PYTHONPATH']")
     command = played.life.qianka("stage", "rl", "tiny.yaml", "rl.mode=asynchronous", "rl.steps=7")
     assert command.ends(120) == 1
     command.sees("has no actor left, for all 2 have failed; ")
