@@ -155,7 +155,9 @@ class ShardServer(Server):
     def _settle(self, group: Group) -> Verdict:
         with self._loading, self._lock:
             verdict = self._shelf.settle(group)
-        self._tidy()
+            untidy = bool(self._shelf.thrown)
+        if untidy:
+            self._tidy()
         return verdict
 
     def _restore(self, restore: Restore) -> Restored:

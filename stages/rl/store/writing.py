@@ -59,7 +59,8 @@ class Writers:
         with self._changed:
             self._waiting.append(waiting)
             self._num_bytes += waiting.group.num_bytes
-            self._changed.notify()
+            if len(self._waiting) == 1 or self._num_bytes >= ENOUGH_BYTES:  # else a thread waits for time to pass
+                self._changed.notify()
         return waiting
 
     def _run(self) -> None:
