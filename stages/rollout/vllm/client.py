@@ -45,13 +45,13 @@ class ServerEngine:
         self._new: dict[int, Request] = {}
         self._cancel: list[int] = []
         self._sent: set[int] = set()
-        self._order = wire.Order(SamplingConfig(), False, 0.0, [])
+        self._order = wire.Order(sampling=SamplingConfig())
         self._exchange: tuple[Any, Any] | None = None
 
     def start(self, sampling: SamplingConfig, *, greedy: bool = False, noise: float = 0.0) -> None:
         """See `Engine`."""
         assert not self._new and not self._sent, "requests are in flight"
-        self._order = wire.Order(sampling, greedy, noise, [])
+        self._order = wire.Order(sampling=sampling, greedy=greedy, noise=noise)
 
     def add(self, key: int, request: Request) -> None:
         """See `Engine`."""
@@ -67,7 +67,8 @@ class ServerEngine:
             writer, reader = self._exchange = self._exchange or self._connect()
             batch = wire.requests_batch(list(self._new.items()))
             self._sent |= self._new.keys()
-            writer.write_with_metadata(batch, self._order._replace(cancel=self._cancel).to_json())
+            order = self._order.model_copy(update={"cancel": tuple(self._cancel)})
+            writer.write_with_metadata(batch, order.model_dump_json().encode())
             self._new, self._cancel = {}, []
             answer = reader.read_chunk()
             self.progress = int(answer.app_metadata.to_pybytes())

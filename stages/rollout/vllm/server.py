@@ -97,10 +97,11 @@ class Nothing(BaseModel):
 class EngineServer(Server):
     """What clients can ask: `version`, `wake`, `sleep` (once nothing is in flight), new weights, and to play."""
 
-    def __init__(self, host: str, desk: Desk) -> None:
+    def __init__(self, host: str, desk: Desk, vocabulary: int) -> None:
+        """`vocabulary`: how many tokens the model knows."""
         actions = {"version": self._version, "wake": self._wake, "sleep": self._sleep}
         super().__init__(host, {name: Action(Nothing, answer) for name, answer in actions.items()})
-        self._desk = desk
+        self._desk, self._vocabulary = desk, vocabulary
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """New requests and cancellations come in, what has ended goes out, in turns, as long as the client lives."""
@@ -122,8 +123,9 @@ class EngineServer(Server):
         return version
 
     def _turn(self, client: Client, chunk: Any, writer: Any) -> None:
-        order = wire.Order.from_json(chunk.app_metadata.to_pybytes())
-        requests = wire.read_requests(chunk.data)
+        said = chunk.app_metadata
+        order = self.message(wire.Order, b"" if said is None else said.to_pybytes())
+        requests = wire.read_requests(chunk.data, self._vocabulary)
         progress = self._desk.ask(lambda engine: self._desk.take(engine, client, order, requests))
         completions = list(_drain(client.ended)) if client.numbers else []
         for key, _ in completions:
@@ -173,7 +175,7 @@ def main() -> None:
     ends_with(given.parent)
     config, tokenizer = AutoConfig.from_pretrained(given.model, local_files_only=True), load_tokenizer(given.model)
     desk = Desk(VllmEngine(config, tokenizer, slots=given.slots, memory_share=given.memory_share))
-    server = EngineServer(given.host, desk)
+    server = EngineServer(given.host, desk, config.vocab_size)
     server.endpoint.announce(given.announce)
     try:
         desk.serve()

@@ -1,13 +1,11 @@
 """What goes over the wire between the vLLM server and its clients: Arrow batches and JSON, and never a pickle."""
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from stages.rollout.config import SamplingConfig
@@ -51,30 +49,20 @@ class Version(BaseModel):
     version: int
 
 
-class Order(NamedTuple):
+class Order(BaseModel):
     """What a client says beside its new requests, each time it wants to know what has ended."""
 
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
     sampling: SamplingConfig
-    greedy: bool
-    noise: float
-    cancel: list[int]
+    greedy: bool = False
+    noise: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    cancel: tuple[int, ...] = ()
     """Keys of requests to be cancelled."""
 
     @property
     def plain(self) -> "Order":
         """Without the cancellations: how requests are sampled."""
-        return self._replace(cancel=[])
-
-    def to_json(self) -> bytes:
-        """For a batch's metadata."""
-        return json.dumps(self._asdict() | {"sampling": self.sampling.model_dump(mode="json")}).encode()
-
-    @staticmethod
-    def from_json(text: bytes) -> "Order":
-        """What `to_json` has written. ValueError for anything else."""
-        value: dict[str, Any] = json.loads(text)
-        sampling = SamplingConfig.model_validate(value["sampling"])
-        return Order(sampling, value["greedy"], value["noise"], value["cancel"])
+        return self.model_copy(update={"cancel": ()})
 
 
 def requests_batch(requests: Sequence[tuple[int, Request]]) -> pa.RecordBatch:
@@ -92,8 +80,15 @@ def requests_batch(requests: Sequence[tuple[int, Request]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(rows, REQUESTS)
 
 
-def read_requests(batch: pa.RecordBatch) -> list[tuple[int, Request]]:
-    """See `requests_batch`."""
+def read_requests(batch: pa.RecordBatch, vocabulary: int) -> list[tuple[int, Request]]:
+    """See `requests_batch`. ValueError for what none of it has made."""
+    _is_whole(batch, REQUESTS, "key", "prompt", "seed")
+    tokens = batch["prompt"].flatten()
+    if tokens.null_count or any(each is not None and each <= 0 for each in batch["max_new_tokens"].to_pylist()):
+        raise ValueError("values are missing, or max_new_tokens is not above 0")
+    low, high = (0, 0) if not len(tokens) else (int(np.min(tokens)), int(np.max(tokens)))
+    if low < 0 or high >= vocabulary:
+        raise ValueError(f"tokens are not within 0 to {vocabulary - 1}")
     return [(row.pop("key"), Request(**row)) for row in batch.to_pylist()]
 
 
@@ -140,6 +135,9 @@ def read_weights(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, Tenso
     """The tensors of `weights_batches`, one at a time. ValueError when a piece is missing."""
     name, tensor, filled, room = "", torch.empty(0), 0, 0
     for batch in batches:
+        _is_whole(batch, WEIGHTS, *WEIGHTS.names)
+        if len(batch) != 1 or any(size is None or size < 0 for size in batch["shape"][0].as_py()):
+            raise ValueError("a piece of a tensor comes alone, and no side of the tensor is below 0")
         (row,) = batch.to_pylist()
         if filled == room:
             name, filled = row["name"], 0
@@ -154,6 +152,14 @@ def read_weights(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, Tenso
             yield name, tensor
     if filled < room:
         raise ValueError(f"{name}: a piece of the tensor is missing")
+
+
+def _is_whole(batch: pa.RecordBatch | None, schema: pa.Schema, *always: str) -> None:
+    if batch is None or not batch.schema.equals(schema):
+        raise ValueError(f"these are no batches of {', '.join(schema.names)}")
+    batch.validate(full=True)
+    if any(batch[name].null_count for name in always):
+        raise ValueError("values are missing")
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -12,12 +13,15 @@ from pathlib import Path
 from threading import Thread
 
 import psutil
+import pyarrow as pa
 import pytest
 import torch
 from pyarrow import flight
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from data.transport.client import Caller
 from data.transport.endpoint import Endpoint
+from data.transport.server import MESSAGE_BYTES
 from stages.rollout.config import SamplingConfig
 from stages.rollout.engine import Completion, Request, generate
 from stages.rollout.vllm import wire
@@ -183,6 +187,69 @@ def test_what_the_user_did_wrong_is_a_value_error_and_the_server_goes_on(
         generate(owner, [Request([5] * 256, 0)], LONG)
     owner.update(right.items(), 3)
     assert gap(model, ask(1)[0], generate(owner, ask(1), LONG)[0]) < LIMIT
+
+
+def wrong_turns() -> Iterator[tuple[pa.RecordBatch, bytes]]:
+    """What no client says."""
+    right, order = wire.requests_batch([(0, Request([1, 5], 0))]), wire.Order(sampling=LONG).model_dump_json().encode()
+    for text in (b"", b"[]", b"\xff", b'{"sampling": {}, "greedy": "x"}', b'{"sampling": {}, "noise": "x"}'):
+        yield right, text
+    for text in (b'{"sampling": {}, "cancel": [[1]]}', b'{"sampling": {"evil": 1}}', b" " * (MESSAGE_BYTES + 1)):
+        yield right, text
+    yield pa.RecordBatch.from_pydict({"x": [1]}), order
+    row = right.to_pylist()[0]
+    for change in ({"prompt": [-1]}, {"prompt": [2**31 - 1]}, {"prompt": [None]}, {"prompt": None}, {"prompt": []}):
+        yield pa.RecordBatch.from_pylist([row | change], wire.REQUESTS), order
+    for change in ({"key": None}, {"seed": None}, {"max_new_tokens": -1}):
+        yield pa.RecordBatch.from_pylist([row | change], wire.REQUESTS), order
+
+
+def wrong_weights() -> Iterator[pa.RecordBatch]:
+    yield pa.RecordBatch.from_pydict({"x": [1]})
+    row = {"name": "a", "dtype": "float32", "shape": [1], "start": 0, "data": b"1234"}
+    for change in ({"dtype": "nn"}, {"shape": [-1]}, {"shape": [None]}, {"shape": None}, {"start": 4}, {"data": None}):
+        yield pa.RecordBatch.from_pylist([row | change], wire.WEIGHTS)
+    yield pa.RecordBatch.from_pylist([row, row], wire.WEIGHTS)
+
+
+def test_who_attacks_its_port_is_refused_and_the_engine_goes_on(
+    owner: ServerEngine, other: ServerEngine, make_model: Make, gap: Gap, folder: Path
+) -> None:
+    model = make_model(1)
+    owner.update(model.named_parameters(), 1)
+    endpoint = Endpoint.read(folder / "endpoint.json")
+    client, descriptor = endpoint.connect(), flight.FlightDescriptor.for_command(b"play")
+    slow = [socket.create_connection((endpoint.host, endpoint.port)) for _ in range(50)]
+    for each in slow:
+        each.sendall(b"P")
+    for data in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01", os.urandom(4096)):
+        with socket.create_connection((endpoint.host, endpoint.port)) as stranger:
+            stranger.sendall(data)
+    once = endpoint.within(SECONDS)
+    assert list(client.do_action(flight.Action("version", b"{}"), once))
+    with pytest.raises(flight.FlightUnauthorizedError, match="came before"):
+        list(client.do_action(flight.Action("version", b"{}"), once))
+    with pytest.raises(flight.FlightUnauthenticatedError, match="another start"):
+        list(client.do_action(flight.Action("version", b"{}"), replace(endpoint, start="x").within(SECONDS)))
+    for batch, order in wrong_turns():  # from somebody with the token
+        with pytest.raises(flight.FlightError) as caught:
+            writer, reader = client.do_exchange(descriptor, endpoint.within(SECONDS))
+            writer.begin(batch.schema)
+            writer.write_with_metadata(batch, order)
+            reader.read_chunk()
+        assert "the server failed" not in str(caught.value) and "Traceback" not in str(caught.value)
+    for body in (b"", b"[]", b'{"version": "x"}', b" " * (MESSAGE_BYTES + 1)):
+        with pytest.raises(flight.FlightError, match="this is no|allowed"):
+            list(client.do_action(flight.Action("wake", body), endpoint.within(SECONDS)))
+    for batch in wrong_weights():
+        with pytest.raises(ValueError, match=r"."):
+            Caller(endpoint, SECONDS).put(wire.Version(version=2), batch.schema, lambda b=batch: [b], wire.Version)
+    owner.update(model.named_parameters(), 3)
+    other.update(model.named_parameters(), 3)
+    for engine in (owner, other):
+        assert gap(model, ask(1)[0], generate(engine, ask(1), LONG)[0]) < LIMIT
+    for each in slow:
+        each.close()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
