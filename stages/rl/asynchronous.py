@@ -42,7 +42,7 @@ def train(config: StageConfig, algorithm: Algorithm, parts: Parts, folder: Path,
             if committed < state.policy_version:
                 commit_step(parts, folder, state.policy_version, state, logs)
             raise Stopped(f"rl: {parts.budget.why()}, committed step {state.policy_version} of {rl.steps}")
-        services.tell(batch.state, learning=len(batch.offers))
+        services.tell(batch.state)
         summary = summarise(batch.everything, batch.prompts, parts.journal.terms, parts.environment.max_turns)
         written = writer.submit(parts.journal.write, step, 0, state.policy_version, batch.kept)
         if step < rl.steps:

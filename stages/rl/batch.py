@@ -98,7 +98,7 @@ class Batches:
             if self.algorithm.resample:
                 # What teaches nothing is done with at once: the window has to have room for the next round.
                 state = state.done_with([offers[slot].position for slot in slots if slot not in kept], (), {})
-                self.services.tell(state, learning=len(kept))
+                self.services.tell(state)
         self.patience.over()
         self.set_aside = state.positions_set_aside
         everything = Trajectories.joined([share.mine for share in shares]) if len(shares) > 1 else shares[0].mine

@@ -161,8 +161,6 @@ class Advance(Message):
     """Attempt of each position that is not done with and was thrown away before."""
     excused: dict[int, int] = Field(default_factory=dict[int, int])
     """How many of those were no fault of the position: they do not count among its tries."""
-    learning: int = 0
-    """Groups that are taken and not trained yet."""
 
 
 class Shelved(Message):

@@ -62,7 +62,7 @@ class Services:
         """Says to others what takes its time, one after the other, beside the update."""
         self._said: deque[Future[None]] = deque()
         self._lock = threading.Lock()
-        self._state, self._thrown, self._learning = parts.state, parts.state, 0
+        self._state, self._thrown = parts.state, parts.state
         self.published = 0
         self.source: Source | None = None
         self.probe: Probe | None = None
@@ -82,10 +82,10 @@ class Services:
         self.published += 1
         self.tell(state)
 
-    def tell(self, state: State, learning: int = 0) -> None:
-        """Where the learners stand, and how many groups they learn from at the moment. Returns at once."""
+    def tell(self, state: State) -> None:
+        """Where the learners stand. Returns at once."""
         with self._lock:
-            self._state, self._learning = state, learning
+            self._state = state
             self._tell()
 
     def throw(self, state: State) -> None:
@@ -98,7 +98,7 @@ class Services:
         state = self._state.joined(self._thrown)
         self.keeper.tell(state)
         if self.learners:
-            self._say(self._advance, self.learners, state, self._learning)
+            self._say(self._advance, self.learners, state)
 
     def _say(self, say: Callable[..., None], *what: object) -> None:
         self._said.append(self._speaker.submit(say, *what))
@@ -106,7 +106,7 @@ class Services:
     def _hand_over(self, snapshot: Snapshot, probe: Probe) -> None:
         self.source = self.publisher.hand_over(snapshot, probe.model_dump_json())
 
-    def _advance(self, learners: Learners, state: State, learning: int) -> None:
+    def _advance(self, learners: Learners, state: State) -> None:
         if self.source:
             learners.advance(
                 Advance(
@@ -117,7 +117,6 @@ class Services:
                     ahead=state.ahead,
                     attempts=state.attempts,
                     excused=state.excused,
-                    learning=learning,
                 )
             )
 

@@ -99,7 +99,7 @@ class World:
         self.zombies += self.shards
         self.shards = [self.new_shard(number, shards) for number in range(shards)]
         self.state = State.from_json(json.loads(self.checkpoint))
-        self.past, self.told, self.learning = self.saved.copy(), self.state, 0
+        self.past, self.told = self.saved.copy(), self.state
         self.heard = self.state
         """What the coordinator was last told."""
         self.status: Status | None = None
@@ -231,9 +231,9 @@ class World:
 
     # The learner
 
-    def tell(self, state: State, learning: int = 0) -> None:
+    def tell(self, state: State) -> None:
         """Threads say it to shards and coordinator: `hear` and `advance`, later."""
-        self.told, self.learning = state, learning
+        self.told = state
 
     def hear(self, number: int) -> None:
         """As the learner's thread does, also when it finds that the shard was started anew."""
@@ -250,7 +250,6 @@ class World:
             Advance(
                 version=state.policy_version, source=SOURCE.model_copy(update={"version": state.policy_version}),
                 window=self.window, cursor=state.cursor, ahead=state.ahead, attempts=state.attempts,
-                learning=self.learning,
             ),
             self.now,
         )  # fmt: skip
@@ -277,7 +276,7 @@ class World:
         state = thrown_away(self.looking, found, given_up, chosen, SEED, self.ids, self.window, self.config)
         if state != self.looking:
             self.set_aside(state)
-            self.tell(state, len(self.kept))
+            self.tell(state)
         self.lacking = missing - len(found.taken)
         if not self.lacking:
             assert not [offer for offer in found.taken if state.is_done(offer.position)], "taken, and done with"
@@ -307,7 +306,7 @@ class World:
             self.kept = self.fetched
         self.looking = self.looking.done_with(rejected, (), {})
         self.past.rejected |= rejected
-        self.tell(self.looking, len(self.offers) if self.full else len(self.kept))
+        self.tell(self.looking)
 
     def refuse(self) -> None:
         """The first batch of a start is not what the policy says: it is played anew."""
