@@ -35,9 +35,10 @@ from stages.rl.store.client import ShardClient
 COUNTS = (16, 64, 256, 512)
 SECONDS = 15.0
 """Of generation: a group of a reasoning model takes minutes, so the control plane does ten times its work here."""
-STEPS, WARM = 2, 1
 SHARDS = 2
 STALENESS = 2
+STEPS, WARM = 2, STALENESS + 1
+"""The first ones eat what has come while the actors joined, as much as the window lets in."""
 LEAST_RATIO, MOST_LATENCY = 31.0, 1.18
 POLL_SECONDS = 0.05
 
