@@ -48,7 +48,7 @@ def placed(self, **given):
     init(self, node=["localhost", "127.0.0.1"][given["rank"]], supernode="home", **given)
 data.job.Job.__init__ = placed
 """
-"""Two ranks on two nodes, hence two candidates; and an umask that protects nothing."""
+"""Two ranks on two nodes; and an umask that protects nothing."""
 SLOW, GARBAGE = 50, (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 4096)
 REFUSED = (flight.FlightUnauthenticatedError, flight.FlightUnauthorizedError, OSError)
 
@@ -214,10 +214,8 @@ def ports_of(run: Run) -> dict[int, set[tuple[Any, ...]]]:
 
 
 def bytes_of_strangers(run: Run, held: ExitStack) -> None:
-    """Garbage at each port, and connections that say one byte and stay; Raft's are among them."""
-    raft = [Endpoint.read(path) for path in (run.folder / "endpoints").glob("candidate-*.json")]
-    assert len(raft) == 2
-    for endpoint in [*run.endpoints.values(), *raft]:
+    """Garbage at each port, and connections that say one byte and stay."""
+    for endpoint in run.endpoints.values():
         for data in (*GARBAGE, os.urandom(4096)):
             with socket.create_connection((endpoint.host, endpoint.port)) as stranger, suppress(OSError):
                 stranger.sendall(data)
@@ -232,7 +230,7 @@ def bytes_of_strangers(run: Run, held: ExitStack) -> None:
 def nothing_secret_is_open(run: Run) -> None:
     announced = [*(run.folder / "endpoints").glob("*.json"), run.servers["relay-a"]]
     secrets = [Endpoint.read(path).token.encode() for path in announced]
-    assert len(secrets) == 7 and all(len(each) == 64 for each in secrets)
+    assert len(secrets) == 6 and all(len(each) == 64 for each in secrets)
     for process in run.processes.values():
         for said in ("cmdline", "environ"):
             text = Path(f"/proc/{process.pid}/{said}").read_bytes()
