@@ -24,7 +24,7 @@ LEAVE_SECONDS = 3.0
 LAST_SECONDS = 1.5
 """For its last word to the coordinator."""
 REPORT_SECONDS = 0.5
-IDLE_SECONDS = 0.02
+IDLE_SECONDS = 0.005
 
 
 def prompts_at_once(config: StageConfig) -> int:
@@ -140,11 +140,14 @@ class Actor:
     def _is_in_time(self, lease: Lease) -> bool:
         """Whether the weights will not be too old when it is learned from, or there are no newer ones.
 
-        The window opens with each version: what comes last in it is learned from `max_staleness` versions later.
+        The window opens with each version: what comes last in it is learned from `max_staleness` versions later. What
+        was played before, and mostly was too old then, begins with the newest.
         """
         source, rl = self.membership.source, self.config.rl
         if source is None or source.version <= self.engine.version:
             return True
+        if lease.attempt:
+            return False
         steps = max(0, lease.position - self.membership.cursor) // rl.prompts_per_step
         return source.version + steps - self.engine.version <= rl.asynchronous.max_staleness
 
@@ -159,7 +162,7 @@ class Actor:
         for lease, why in self.playing.step():
             self.membership.ended(lease.id, "failed", why)
         if not generates:
-            self.membership.wait(IDLE_SECONDS / 10 if self.playing.episodes else IDLE_SECONDS)
+            self.membership.wait(IDLE_SECONDS)
 
     def _put_graded(self) -> None:
         for group in self.playing.graded():

@@ -18,7 +18,7 @@ from stages.rl.messages import Advance, End, Ended, Join, Lease, Message, Orders
 CALL_SECONDS = 10.0
 RETRY_SECONDS = 0.25, 1.0
 """Between two tries to reach a coordinator that does not answer: at first, at most."""
-SHORTEST_SECONDS = 0.1
+SHORTEST_SECONDS = 0.03
 """Between two renewals, however much there is to say: prompts that come together are cheaper to begin."""
 
 

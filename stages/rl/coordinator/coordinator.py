@@ -21,7 +21,7 @@ SIGNS_IN_A_LEASE = 6
 """At least: a member that was slow a few times is not gone."""
 CALLS_A_SECOND = 200
 """Of all members together, half a millisecond of CPU each; who has something to say does not wait for them."""
-HUNGRY_SECONDS = 0.2
+HUNGRY_SECONDS = 0.05
 """Between two renewals of an actor that wants more than it gets, where there are few."""
 HUNGRY_CALLS_A_SECOND = 600
 """Of hungry actors all together."""

@@ -2,11 +2,11 @@
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from data.segments import num_bytes
 from data.trajectories import Trajectories
-from data.transport.client import Unreachable
 from stages.rl.store.shelf import Verdict
 from stages.rl.store.wire import MOST_OFFERS, Offer
 
@@ -34,7 +34,7 @@ class Sending:
 
     def __init__(self, send: Callable[[Sequence[Sent]], Sequence[Verdict]]) -> None:
         self._send = send
-        self._streams, self._lock = threading.Semaphore(STREAMS), threading.Lock()
+        self._streams, self._lock = ThreadPoolExecutor(STREAMS, "streams"), threading.Lock()
         self._waiting: list[Sent] = []
 
     def put(self, offer: Offer, group: Trajectories) -> Verdict:
@@ -42,13 +42,17 @@ class Sending:
         one = Sent(offer, group)
         with self._lock:
             self._waiting.append(one)
-        with self._streams:  # each thread comes by once after it has added a group, so none stays behind
-            self._go(self._next())
+        # A thread of its own sends, not whoever comes: those whose groups have gone wait for their answers alone.
+        self._streams.submit(self._go_next)
         one.answered.wait()
         if one.error is not None:
             raise one.error
         assert one.verdict is not None
         return one.verdict
+
+    def _go_next(self) -> None:
+        if some := self._next():  # else they went with others
+            self._go(some)
 
     def _next(self) -> list[Sent]:
         with self._lock:
@@ -64,14 +68,17 @@ class Sending:
     def _go(self, some: Sequence[Sent]) -> None:
         """Send them; when the shard refuses them together, each alone, so that one that is wrong harms no other."""
         try:
-            for one, verdict in zip(some, self._send(some) if some else (), strict=True):
+            for one, verdict in zip(some, self._send(some), strict=True):
                 one.verdict = verdict
-        except (ValueError, KeyError, Unreachable) as error:
+        except (ValueError, KeyError) as error:
             for one in some:
-                if len(some) > 1 and not isinstance(error, Unreachable):
+                if len(some) > 1:
                     self._go([one])
                 else:
                     one.error = error
+        except Exception as error:  # noqa: BLE001 - raised where the group was put
+            for one in some:
+                one.error = error
         finally:
             for one in some:
                 one.answered.set()
