@@ -1,8 +1,9 @@
 """The batch of a step in asynchronous mode: what lies in the shards, shared out to the ranks.
 
 All ranks say what their shards have, agree on the groups with the lowest positions, and fetch their own shares from
-whichever shards have them. Nobody waits for a certain position. That is done in a thread, beside the update before it,
-so the thread agrees in a process group of its own.
+whichever shards have them. That is done in a thread, beside the update before it, so the thread agrees in a process
+group of its own. As long as that update lasts it waits for those that come next in order: what is overtaken becomes too
+old, and that would mostly be long completions. Once a learner waits, nobody waits for a certain position.
 """
 
 import threading
@@ -31,9 +32,10 @@ from stages.rl.services import Services, window_of
 from stages.rl.state import State
 from stages.rl.store.client import ShardClient
 
-PAUSES = (0.01, 0.04, 0.25)
-"""Seconds between two looks at what there is: the first, the longest, and the longest once that takes long."""
-LONG_SECONDS = 5.0
+LOOK_SECONDS = 0.1
+"""That a shard waits for its part of a batch before it says what there is."""
+PAUSES = (0.01, 0.25)
+"""Seconds between two looks: at first, at most."""
 TAKE_SECONDS = 300.0
 """Without an answer of a shard, until the job fails. Its rank starts it again within seconds."""
 CLOSE_SECONDS = 5.0
@@ -70,6 +72,8 @@ class Collector:
         self.ranks = ranks
         self.stop = False
         """Set on any rank it ends what was begun, on all of them."""
+        self._hurry = threading.Event()
+        """Set on any rank it takes what is there."""
         self.there = 0
         """How many of the groups that are missing are there."""
         self.state = State()
@@ -82,12 +86,14 @@ class Collector:
         `state` is as it will be when they are learned from, but for the `chosen` positions. Returns at once.
         """
         self.there, self.state, self.share = 0, state, Future()
+        self._hurry.clear()
         arguments = (self.share, missing, first_place, chosen)
         threading.Thread(target=self._run, args=arguments, name="collector", daemon=True).start()
 
     def wait(self, seconds: float) -> bool:
-        """Wait for what was begun; whether it has ended."""
+        """Wait for what was begun, which is in a hurry now; whether it has ended."""
         assert self.share, "nothing was begun"
+        self._hurry.set()
         return bool(wait([self.share], seconds).done)
 
     def end(self) -> Share | None:
@@ -109,22 +115,23 @@ class Collector:
             share.set_exception(error)
 
     def _collect(self, missing: int, first_place: int, chosen: frozenset[int]) -> Share | None:
-        began, pause, stale, lacking = time.monotonic(), PAUSES[0], 0, 0
+        pause, stale, lacking = PAUSES[0], 0, 0
+        part = -(-missing // self.job.world_size)
         while True:
-            shelved = self.services.keeper.ready(lacking)
+            shelved = self.services.keeper.ready(lacking, part, LOOK_SECONDS)
             mine = [Offer(s.position, s.attempt, s.tokens, s.samples, s.oldest, self.job.rank) for s in shelved]
             given_up = self.services.given_up() if self.job.is_first else ()
-            offers, given_up, stop = gathered(mine, given_up, self.stop, self.ranks)
+            offers, given_up, stop, hurry = gathered(mine, given_up, self.stop, self._hurry.is_set(), self.ranks)
             if stop:
                 return None
             found = choose(offers, self.state, missing, chosen, self.config.rl.asynchronous)
             self._throw(found, given_up, chosen)
             self.there, stale = len(found.taken), stale + found.stale
             lacking = missing - self.there
-            if not lacking:
+            if not lacking and (hurry or is_in_order(found.taken, self.state, chosen)):
                 break
-            time.sleep(pause)
-            pause = min(2 * pause, PAUSES[1 if time.monotonic() - began < LONG_SECONDS else 2])
+            self._hurry.wait(pause) if not hurry else time.sleep(pause)
+            pause = min(1.1 * pause, PAUSES[1])
         shares = balanced_parts([offer.tokens for offer in found.taken], self.job.world_size)
         ranks = [0] * missing
         for rank, share in enumerate(shares):
@@ -165,24 +172,30 @@ class Collector:
                 pause = min(2 * pause, PAUSES[1])
 
 
+def is_in_order(taken: Sequence[Offer], state: State, chosen: Set[int]) -> bool:
+    """Whether these are the positions that come next, but for the `chosen` ones."""
+    passed = sum(1 for position in {*state.ahead, *chosen} if state.cursor <= position < taken[-1].position)
+    return taken[-1].position - state.cursor + 1 == passed + len(taken)
+
+
 def gathered(
-    mine: Sequence[Offer], given_up: Sequence[int], stop: bool, ranks: dist.ProcessGroup
-) -> tuple[list[Offer], set[int], bool]:
-    """The offers of all ranks, the positions that rank 0 has given up, and whether any says stop.
+    mine: Sequence[Offer], given_up: Sequence[int], stop: bool, hurry: bool, ranks: dist.ProcessGroup
+) -> tuple[list[Offer], set[int], bool, bool]:
+    """The offers of all ranks, the positions that rank 0 has given up, and whether any says stop, or is in a hurry.
 
     All ranks call it together.
     """
     rows = [*mine, *(Offer(position, -1, 0, 0, 0, 0) for position in given_up)]
-    most = torch.tensor([len(rows), stop])
+    most = torch.tensor([len(rows), stop, hurry])
     dist.all_reduce(most, dist.ReduceOp.MAX, ranks)
-    count, stopped = most.tolist()
+    count, stopped, hurried = most.tolist()
     padded = torch.full((count, len(Offer._fields)), -1, dtype=torch.int64)
     padded[: len(rows)] = torch.tensor(rows, dtype=torch.int64).reshape(-1, len(Offer._fields))
     everyones = [torch.empty_like(padded) for _ in range(dist.get_world_size())]
     if count:
         dist.all_gather(everyones, padded, ranks)
     found = [Offer(*row) for row in torch.cat(everyones).tolist() if row[0] >= 0]
-    return [o for o in found if o.attempt >= 0], {o.position for o in found if o.attempt < 0}, bool(stopped)
+    return [o for o in found if o.attempt >= 0], {o.position for o in found if o.attempt < 0}, bool(stopped), bool(hurried)
 
 
 def no_trajectories(num_terms: int) -> Trajectories:

@@ -51,15 +51,15 @@ class Keeper:
         while self._heard is not self._state and time.monotonic() < end:
             time.sleep(0.01)
 
-    def ready(self, missing: int = 0) -> list[Shelved]:
+    def ready(self, missing: int = 0, enough: int = 0, seconds: float = 0.0) -> list[Shelved]:
         """What the shard has to be learned from; nothing as long as it does not answer.
 
-        `missing` is how many groups all shards had too few of at the last look. RuntimeError when nobody tells the
-        shard where the learners stand any more.
+        `missing` is how many groups all shards had too few of at the last look. Waits for `enough`, at most so many
+        `seconds`. RuntimeError when nobody tells the shard where the learners stand any more.
         """
         self._thread.check()
         try:
-            found = self._asker.ready(missing)
+            found = self._asker.ready(missing, enough, seconds)
             self._members |= {one.position: one.member for one in found}
             return found
         except FAILURES:

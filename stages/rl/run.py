@@ -1,5 +1,6 @@
 """Reinforcement learning: load, train in the mode that the config names, publish."""
 
+import gc
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -35,6 +36,8 @@ def run(config: StageConfig, inputs: dict[str, Result], folder: Path, job: Job) 
             remove_torn(folder)
         dist.barrier()
         parts = begin(config, algorithm, inputs, folder, job, at_end)
+        gc.freeze()  # what is loaded stays: collections need not look through it
+        at_end.callback(gc.unfreeze)
         state = LOOPS[config.rl.mode](config, algorithm, parts, folder, job, at_end)
         dist.barrier()
         files = parts.learner.export(parts.tokenizer, folder / "model")

@@ -1,5 +1,6 @@
 """An actor, or the evaluator: loads the model, joins the run, and works until it is sent home or told to stop."""
 
+import gc
 import threading
 import time
 from contextlib import ExitStack, closing
@@ -70,6 +71,8 @@ def run(config: StageConfig, inputs: dict[str, Result], folder: Path, job: Job, 
         puts = Puts(store, membership, member, 2 * prompts_at_once(config))
         lines = Lines(membership, weights, relay, puts, Beginnings(store), gives_up)
         actor = Actor(config, Playing(config, engine, tokenizer, environment, train, pool), lines, job)
+        gc.freeze()  # what is loaded stays: collections need not look through it
+        at_end.callback(gc.unfreeze)
         try:
             why = actor.run()
         except (ParityError, ValueError) as error:

@@ -107,9 +107,13 @@ class ShardClient:
         self._start, self._restore_id = found.start, secrets.token_hex(8)
         return found
 
-    def ready(self, missing: int = 0) -> list[Shelved]:
-        """Whole groups that nobody has taken, by position; `missing` were too few when last asked. Raises Restarted."""
-        return list(self._ask("ready", Look(start=self._start, missing=missing), Inventory).shelved)
+    def ready(self, missing: int = 0, enough: int = 0, seconds: float = 0.0) -> list[Shelved]:
+        """Whole groups that nobody has taken, by position: when there are `enough`, at the latest after `seconds`.
+
+        `missing` were too few when last asked. Raises Restarted.
+        """
+        look = Look(start=self._start, missing=missing, enough=enough, seconds=seconds)
+        return list(self._ask("ready", look, Inventory).shelved)
 
     def take(self, keys: Sequence[tuple[int, int]]) -> Trajectories:
         """These (position, attempt), in this order; `groups` numbers them from 0. Raises Restarted."""

@@ -62,6 +62,7 @@ class ShardServer(Server):
         self._shelf, self._journal, self._num_terms = shelf, journal, num_terms
         self._lock, self._loading = threading.Lock(), threading.Lock()
         """Of the shelf, for an instant, and of the journal's list of what there is, which may take minutes to load."""
+        self._settled = threading.Condition(self._lock)
         self._room = Room(shelf.bound)
         self._restore_id, self._restored = "", threading.Event()
         self._writers = Writers(journal, self._settle, current)
@@ -156,6 +157,7 @@ class ShardServer(Server):
         with self._loading, self._lock:
             verdict = self._shelf.settle(group)
             untidy = bool(self._shelf.thrown)
+            self._settled.notify_all()
         if untidy:
             self._tidy()
         return verdict
@@ -182,9 +184,13 @@ class ShardServer(Server):
         restored.set()
 
     def _ready(self, look: Look) -> Inventory:
-        with self._lock:
+        with self._settled:
             self._check(look.start)
             groups = self._shelf.ready(look.missing)
+            if len(groups) < look.enough:
+                self._settled.wait_for(lambda: len(self._shelf.ready(look.missing)) >= look.enough, look.seconds)
+                self._check(look.start)
+                groups = self._shelf.ready(look.missing)
         return self._say([_shelved(group, "ready") for group in groups])
 
     def _again(self, again: Again) -> Nothing:

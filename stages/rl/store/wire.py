@@ -77,6 +77,10 @@ class Look(Ask):
 
     missing: int = Field(0, ge=0)
     """Groups that all shards together had too few of when the learner last looked."""
+    enough: int = Field(0, ge=0)
+    """Groups that are waited for, if need be."""
+    seconds: float = Field(0.0, ge=0, le=1)
+    """So long."""
 
 
 class Again(Ask):
