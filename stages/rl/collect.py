@@ -195,7 +195,8 @@ def gathered(
     if count:
         dist.all_gather(everyones, padded, ranks)
     found = [Offer(*row) for row in torch.cat(everyones).tolist() if row[0] >= 0]
-    return [o for o in found if o.attempt >= 0], {o.position for o in found if o.attempt < 0}, bool(stopped), bool(hurried)
+    given = {offer.position for offer in found if offer.attempt < 0}
+    return [offer for offer in found if offer.attempt >= 0], given, bool(stopped), bool(hurried)
 
 
 def no_trajectories(num_terms: int) -> Trajectories:

@@ -138,6 +138,15 @@ class Orders(Message):
     """Why it shall end, such as that the run is done."""
     seconds: float = 1.0
     """Until the next renewal, at the latest."""
+    watch: int | None = None
+    """Number of the learner's last step forward, where there are so few members that each may wait for the next."""
+
+
+class Watch(Message):
+    """A member waits for the learner's next step forward, which opens the window."""
+
+    number: int
+    """Of the last that it has heard of."""
 
 
 class End(Message):

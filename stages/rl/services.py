@@ -63,6 +63,7 @@ class Services:
         self._said: deque[Future[None]] = deque()
         self._lock = threading.Lock()
         self._state, self._thrown = parts.state, parts.state
+        self._told: State | None = None
         self.published = 0
         self.source: Source | None = None
         self.probe: Probe | None = None
@@ -80,7 +81,9 @@ class Services:
         if snapshot:
             self._say(self._hand_over, snapshot, probe)
         self.published += 1
-        self.tell(state)
+        with self._lock:
+            self._state, self._told = state, None  # also where the state is an old one: the weights are new
+            self._tell()
 
     def tell(self, state: State) -> None:
         """Where the learners stand. Returns at once."""
@@ -96,6 +99,9 @@ class Services:
 
     def _tell(self) -> None:
         state = self._state.joined(self._thrown)
+        if state == self._told:
+            return  # both say it again by themselves
+        self._told = state
         self.keeper.tell(state)
         if self.learners:
             self._say(self._advance, self.learners, state)

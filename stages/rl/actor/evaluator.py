@@ -44,7 +44,6 @@ def evaluate(
     rows = held_out(inputs["synth"], settings.evaluate_prompts)
     last: int | None = None
     while not (job.stop_requested or membership.leave or membership.silence > 60 * settings.patience_minutes):
-        weights.want(membership.source)
         source = weights.hand_to(engine)
         if source is None or (last is not None and source.version < last + max(1, settings.evaluate_every)):
             membership.wait(IDLE_SECONDS)

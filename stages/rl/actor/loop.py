@@ -94,7 +94,6 @@ class Actor:
     def _obey(self) -> None:
         wanted, has = self.membership.source, self.has
         self.membership.listens(self.relay.appointed(self.membership.relays))
-        self.weights.want(wanted)
         if wanted and has and wanted.version <= has.version and wanted.digest != has.digest:
             self.is_lost = True  # with learners that have gone back to their checkpoint
         for lease in self.membership.lost():

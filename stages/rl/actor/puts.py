@@ -12,7 +12,7 @@ from stages.rl.messages import Lease
 from stages.rl.store.client import GaveUp, Store
 
 SIDE_BY_SIDE = 32
-"""Puts at the same time: a shard makes those durable together that come within some 80 ms. Each is a thread that waits.
+"""Puts at the same time: a shard makes those durable together that come within some 0.1 s. Each is a thread that waits.
 """
 
 

@@ -56,7 +56,7 @@ def run(config: StageConfig, inputs: dict[str, Result], folder: Path, job: Job, 
             samples_at_once=prompts_at_once(config),
         )
         still = partial(stands_still, job.pulse, STILL_LEASES * settings.lease_seconds)
-        membership = Membership(announced(folder, "coordinator"), join, still)
+        membership = Membership(announced(folder, "coordinator"), join, still, weights.want)
         job.pulse.has_started()
         if role == "evaluator":
             evaluate(config, inputs, folder, engine, tokenizer, environment, membership, weights, job)

@@ -13,27 +13,37 @@ from data.transport.client import Caller, Unreachable
 from data.transport.endpoint import Endpoint
 from stages.rl.coordinator.share import AHEAD
 from stages.rl.coordinator.status import Status
-from stages.rl.messages import Advance, End, Ended, Join, Lease, Message, Orders, Rates, Renewal, Score, Source
+from stages.rl.messages import Advance, End, Ended, Join, Lease, Message, Orders, Rates, Renewal, Score, Source, Watch
 
 CALL_SECONDS = 10.0
 RETRY_SECONDS = 0.25, 1.0
 """Between two tries to reach a coordinator that does not answer: at first, at most."""
-SHORTEST_SECONDS = 0.03
+SHORTEST_SECONDS = 0.1
 """Between two renewals, however much there is to say: prompts that come together are cheaper to begin."""
 
 
 class Membership:
-    """A member's leases, orders and reports. A thread of its own renews."""
+    """A member's leases, orders and reports. A thread of its own renews; another waits for the learner."""
 
-    def __init__(self, path: Path, join: Join, still: Callable[[], str] = lambda: "") -> None:
+    def __init__(
+        self,
+        path: Path,
+        join: Join,
+        still: Callable[[], str] = lambda: "",
+        want: Callable[[Source | None], None] = lambda _: None,
+    ) -> None:
         """`path` is the coordinator's announcement, ATTEMPT/endpoints/coordinator.json.
 
-        As long as `still` says why, it renews no more, so that others get what a member holds that hangs.
+        As long as `still` says why, it renews no more, so that others get what a member holds that hangs. `want` is
+        called with the weights that it shall have as soon as they are known.
         """
-        self._still = still
-        self._caller, self._join = Caller(path), join.model_copy(update={"start": secrets.token_hex(8)})
+        self._still, self._new_weights = still, want
+        self._path, self._caller = path, Caller(path)
+        self._join = join.model_copy(update={"start": secrets.token_hex(8)})
         self._lock = threading.Lock()
         self._wake, self._news = threading.Event(), threading.Event()
+        self._stepped, self._told = threading.Event(), threading.Event()
+        """The learner has gone on; what the coordinator says of that is known here."""
         self._held: dict[str, Lease] = {}
         self._fresh: list[Lease] = []
         self._lost: set[str] = set()
@@ -45,7 +55,7 @@ class Membership:
         self._leaving = ""
         self._orders = Orders()
         self._answered = time.monotonic()
-        self._thread = Worker(self._run, "membership")
+        self._thread, self._watcher = Worker(self._run, "membership"), Worker(self._watch, "watch")
 
     # What the member does
 
@@ -121,7 +131,7 @@ class Membership:
     @property
     def leave(self) -> str:
         """Why it shall end, such as that nobody speaks for it any more; "" for going on."""
-        return self._thread.trouble or self._orders.leave
+        return self._thread.trouble or self._watcher.trouble or self._orders.leave
 
     @property
     def silence(self) -> float:
@@ -156,9 +166,26 @@ class Membership:
             stranger = orders.stranger
             if last and not stranger:
                 return
-            if not stranger:
-                time.sleep(SHORTEST_SECONDS)
+            if not stranger and not self._stepped.wait(SHORTEST_SECONDS):
                 self._wake.wait(max(0.0, orders.seconds - delay - SHORTEST_SECONDS))
+            self._stepped.clear()
+
+    def _watch(self) -> None:
+        """Wait for the learner, and renew when it has gone on: prompts and weights are there then."""
+        caller, retries = Caller(self._path), pauses()
+        while not self._leaving:
+            self._told.wait(CALL_SECONDS)
+            self._told.clear()
+            number = self._orders.watch
+            if number is None:
+                continue
+            try:
+                caller.call("watch", Watch(number=number), Message)
+                retries = pauses()
+            except Unreachable:
+                time.sleep(next(retries))
+            self._wake.set()
+            self._stepped.set()
 
     def _renew(self, full: bool, delay: float, leaving: str) -> Orders:
         with self._lock:
@@ -190,6 +217,8 @@ class Membership:
             self._rates = self._rates.model_copy(update=left)
             news = orders.leases or orders.lost or orders.leave or orders.source != self._orders.source
             self._orders = orders
+        self._new_weights(orders.source)
+        self._told.set()
         if news or orders.relay:
             self._news.set()
 

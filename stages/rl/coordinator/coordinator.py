@@ -21,8 +21,10 @@ SIGNS_IN_A_LEASE = 6
 """At least: a member that was slow a few times is not gone."""
 CALLS_A_SECOND = 200
 """Of all members together, half a millisecond of CPU each; who has something to say does not wait for them."""
-HUNGRY_SECONDS = 0.05
+HUNGRY_SECONDS = 0.2
 """Between two renewals of an actor that wants more than it gets, where there are few."""
+WATCHERS = 64
+"""Members of which each may have a call that waits for the learner; of more the calls would be too many threads."""
 HUNGRY_CALLS_A_SECOND = 600
 """Of hungry actors all together."""
 SCORES = 64
@@ -60,6 +62,8 @@ class Coordinator:
         self._start, self._unix = start, unix
         self._source: Source | None = None
         self._cursor = 0
+        self.steps = 0
+        """Of the learner, forward."""
         self._scores = deque(before.scores, maxlen=SCORES)
         self._quotas: dict[str, int] = {}
         self._end = ""
@@ -97,11 +101,14 @@ class Coordinator:
             leases=given, lost=lost, source=self._source and self._routes.source(name, self._source),
             cursor=self._cursor, relay=self._routes.relays(name), leave=self._end,
             seconds=self._seconds(hungry=len(given) < renewal.want),
+            watch=self.steps if len(self.members.living) <= WATCHERS else None,
         )  # fmt: skip
 
     def advance(self, advance: Advance, now: float) -> Status:
         """The learner has gone on, or says again where it is."""
         self.leases.advance(advance)
+        if (advance.source.version, advance.cursor) != (self._source and self._source.version, self._cursor):
+            self.steps += 1
         self._source, self._cursor = advance.source, advance.cursor
         self._share()
         return self.status(now)

@@ -11,27 +11,33 @@ from pydantic import BaseModel
 from data.transport.client import Unreachable
 from data.transport.server import Action, Server
 from stages.rl.coordinator.coordinator import Coordinator
+from stages.rl.coordinator.status import Status
 from stages.rl.coordinator.table import write_table
-from stages.rl.messages import Advance, End, Inventory, Join, Message, Orders, Renewal, Score
+from stages.rl.messages import Advance, End, Inventory, Join, Message, Orders, Renewal, Score, Watch
 from stages.rl.store.client import Restarted
 
 SECONDS = 1.0
 """Between two sweeps, two polls of a shard, two tables."""
 
+WATCH_SECONDS = 1.0
+"""The longest that a call waits for the learner."""
+
 M = TypeVar("M", bound=Message)
 
 
 class CoordinatorServer(Server):
-    """Actions: join, renew, advance, score, status, end."""
+    """Actions: join, renew, watch, advance, score, status, end."""
 
     def __init__(self, host: str, coordinator: Coordinator, folder: Path, *, tls: bool = False) -> None:
         """`folder`, the attempt's, gets the table."""
         self._coordinator, self._folder = coordinator, folder
         self._lock, self._writing = threading.Lock(), threading.Lock()
+        self._stepped = threading.Condition(self._lock)
         actions = {
             "join": self._action(Join, coordinator.join),
             "renew": Action(Renewal, self._renew),
-            "advance": self._action(Advance, coordinator.advance),
+            "watch": Action(Watch, self._watch),
+            "advance": Action(Advance, self._advance),
             "score": self._action(Score, coordinator.score),
             "status": self._action(Message, lambda _, now: coordinator.status(now)),
             "end": self._action(End, lambda end, _: coordinator.end(end.why)),
@@ -52,6 +58,17 @@ class CoordinatorServer(Server):
         if renewal.leaving and renewal.trouble:
             self._write()
         return orders
+
+    def _watch(self, watch: Watch) -> Message:
+        with self._stepped:
+            self._stepped.wait_for(lambda: self._coordinator.steps != watch.number, WATCH_SECONDS)
+        return Message()
+
+    def _advance(self, advance: Advance) -> Status:
+        with self._stepped:
+            status = self._coordinator.advance(advance, time.monotonic())
+            self._stepped.notify_all()
+        return status
 
     def _write(self) -> None:
         """The calls go on while the disk is slow."""

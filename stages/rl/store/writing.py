@@ -20,7 +20,7 @@ THREADS = 2
 """The disk writes for one while the other lays out its segment."""
 SEGMENT_BYTES = 2**26
 """More go into another segment, so that acknowledgements do not wait for too much."""
-APART_SECONDS = 0.05
+APART_SECONDS = 0.1
 """Between the beginnings of two segments, unless more than `ENOUGH_BYTES` wait."""
 ENOUGH_BYTES = 2**25
 

@@ -83,8 +83,10 @@ class Weights:
 
     def want(self, source: Source | None) -> None:
         """What the coordinator says; None: nothing new. The same weights may come from another place now."""
+        if source is None or source == self._wanted:
+            return
         with self._changed:
-            self._wanted = source or self._wanted
+            self._wanted = source
             self._changed.notify_all()
 
     def wait(self, seconds: float) -> bool:
