@@ -86,8 +86,8 @@ def source(version: int, digest: str = "") -> Source:
     return Source(version=version, digest=digest, num_bytes=1, endpoint=Endpoint("127.0.0.1", 1, "t"))
 
 
-def lease(position: int) -> Lease:
-    return Lease(id=f"lease {position}", position=position, attempt=0)
+def lease(position: int, attempt: int = 0) -> Lease:
+    return Lease(id=f"lease {position}", position=position, attempt=attempt)
 
 
 @contextmanager
@@ -125,6 +125,19 @@ def test_groups_begin_with_older_weights_unless_those_will_be_too_old_at_their_t
         assert sorted(actor.waiting) == ["lease 22", "lease 23"]
         told.arrived = told.source
         turn(actor, lambda: not actor.waiting and actor.puts.room == 13)
+        actor.gives_up.set()
+
+
+def test_what_was_too_old_before_begins_with_the_newest_weights(tmp_path: Path) -> None:
+    told = Told()
+    told.source = told.arrived = source(5)
+    with running(tmp_path, told) as (actor, _):
+        turn(actor, lambda: actor.has)
+        told.source, told.leases = source(6), [lease(0, attempt=1), lease(1)]
+        turn(actor, lambda: actor.waiting and actor.puts.room < 16)
+        assert list(actor.waiting) == ["lease 0"]
+        told.arrived = told.source
+        turn(actor, lambda: not actor.waiting and actor.puts.room == 14)
         actor.gives_up.set()
 
 

@@ -11,6 +11,9 @@ import pytest
 
 from benchmarks.emulated import EmulatedActor, EmulatedLearner, Kind, actors
 from benchmarks.load_balance import WANTED, utilisation
+from data.transport.client import Caller
+from stages.rl.coordinator.server import WATCH_SECONDS
+from stages.rl.messages import Join, Message, Orders, Renewal, Watch
 
 QUICK = Kind(seconds=0.1, slots=2, samples=2)
 
@@ -124,3 +127,25 @@ def test_a_table_that_cannot_be_written_is_said_and_prompts_of_a_lost_actor_go_t
         quick = EmulatedActor(learner.endpoints, "quick", QUICK)
         _until(lambda: learner.step(4) >= 0 and {0, 1} <= set(learner.trained))
         quick.close()
+
+
+def test_who_watches_is_answered_as_soon_as_the_learner_has_gone_on_and_not_before(learner: EmulatedLearner) -> None:
+    caller, me = Caller(learner.endpoints / "coordinator.json"), Renewal(member="watches")
+    caller.call("join", Join(member="watches", role="evaluator", node="n"), Message, again=60.0)
+    _until(lambda: caller.call("renew", me, Orders).source)
+    number = caller.call("renew", me, Orders).watch
+    assert number is not None
+    began = time.monotonic()
+    caller.call("watch", Watch(number=number), Message)  # the learner says again where it is, which is no news
+    assert time.monotonic() - began > 0.9 * WATCH_SECONDS
+    assert caller.call("renew", me, Orders).watch == number
+    actor = EmulatedActor(learner.endpoints, "a", QUICK)
+    learner.step(4)
+    _until(lambda: (caller.call("renew", me, Orders).watch or 0) > number)
+    answers = list[float]()
+    for _ in range(5):
+        began = time.monotonic()
+        caller.call("watch", Watch(number=number), Message)
+        answers.append(time.monotonic() - began)
+    assert min(answers) < 0.5 * WATCH_SECONDS
+    actor.close()

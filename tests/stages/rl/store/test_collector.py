@@ -1,5 +1,6 @@
 """A learner's collector with a real shard: what a look takes, and what it throws away."""
 
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -83,3 +84,25 @@ def test_what_is_learned_from_is_not_taken_again_and_waiting_ends_when_told_to_s
     assert not collector.wait(0.1)
     collector.stop = True
     assert collector.wait(LIMIT) and collector.end() is None
+
+
+def test_it_waits_for_what_comes_next_in_order_until_a_learner_waits(shards: Shards, collector: Collector) -> None:
+    client, state = shards.client(), State(cursor=5, ahead=(9, 10), policy_version=4)
+    for position in (6, 8):
+        client.put(lease(position), played(position), whole=True, member="a")
+    collector.begin(state, 2, 0, frozenset())
+    time.sleep(0.3)
+    assert collector.share and not collector.share.done()
+    client.put(lease(5), played(5), whole=True, member="a")
+    end = time.monotonic() + LIMIT
+    while not collector.share.done():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    share = collector.end()
+    assert share and [offer.position for offer in share.offers] == [5, 6]
+    collector.begin(state, 1, 0, frozenset({5, 6}))
+    time.sleep(0.3)
+    assert not collector.share.done()
+    assert collector.wait(LIMIT)
+    share = collector.end()
+    assert share and [offer.position for offer in share.offers] == [8]
