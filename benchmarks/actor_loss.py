@@ -23,6 +23,7 @@ from slurm.actors import processes
 from slurm.record import read_record
 from stages.rl.batches import read_batches
 from stages.rl.coordinator.table import read_table
+from stages.rl.positions import positions as positions_of
 from stages.rl.store.client import ShardClient
 
 ACTORS, KILLS, LEASE_SECONDS = 2, 4, 10.0
@@ -108,7 +109,7 @@ def _check(attempt: Path, steps: int) -> None:
     positions, found = batches["position"].to_pylist(), batches["step"].unique().to_pylist()
     assert found == list(range(1, len(found) + 1)) and len(found) >= steps, "no step is lost"
     assert len(set(positions)) == len(positions), "no position is trained twice"
-    assert set(positions) == {*range(state["cursor"]), *state["ahead"]}, "none is missing"
+    assert set(positions) == {*range(state["cursor"]), *positions_of(state["ahead"])}, "none is missing"
 
 
 def _done(attempt: Path) -> int:

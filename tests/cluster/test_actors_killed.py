@@ -17,6 +17,7 @@ from data.progress import read_progress
 from slurm.actors.arrays import read_arrays
 from slurm.actors.tasks import Task, living
 from stages.rl.batches import read_batches
+from stages.rl.positions import positions as positions_of
 from stages.rl.replay import rebuild
 from tests.cluster.conftest import ROOT, Command, Life, wait_for
 
@@ -102,7 +103,7 @@ class Played:
         assert batches["step"].to_pylist() == [step for step in range(1, steps + 1) for _ in range(PROMPTS)]
         positions = batches["position"].to_pylist()
         assert len(set(positions)) == len(positions) == steps * PROMPTS, "each is trained on once"
-        done = {*range(state["cursor"]), *state["ahead"]}
+        done = {*range(state["cursor"]), *positions_of(state["ahead"])}
         assert done >= set(positions) and len(done - set(positions)) == state["positions_set_aside"] == 0
         assert state["policy_version"] == steps
         groups = [group for step in range(1, steps + 1) for group in rebuild(self.attempt, step, SEED)]

@@ -20,6 +20,7 @@ from slurm.actors.arrays import read_arrays
 from slurm.record import read_record
 from stages.rl.batches import read_batches
 from stages.rl.coordinator.table import read_table
+from stages.rl.positions import positions as positions_of
 
 pytestmark = pytest.mark.slow
 LIMIT = 200.0
@@ -163,4 +164,4 @@ def test_more_actors_come_while_the_run_goes_on_and_all_end_when_it_is_cancelled
     run.until(lambda: not run.processes())
     positions = read_batches(attempt)["position"].to_pylist()
     state = json.loads((max((attempt / "checkpoints").glob("step-*")) / "state.json").read_text())["state"]["caller"]
-    assert sorted(positions) == sorted({*range(state["cursor"]), *state["ahead"]})
+    assert sorted(positions) == sorted({*range(state["cursor"]), *positions_of(state["ahead"])})

@@ -16,7 +16,7 @@ from slurm.claim import submit_or_attach, take_over
 from slurm.record import read_record
 from slurm.wait import local
 
-LONG = ["synth.num_tasks=20000", "synth.block_tasks=200", "synth.workers=1", "slurm.executor=local"]
+LONG = ["synth.num_tasks=100000", "synth.block_tasks=200", "synth.workers=1", "slurm.executor=local"]
 SHORT = ["synth.num_tasks=60", "synth.harder_tasks=5", "synth.workers=1", "slurm.executor=local"]
 
 

@@ -57,8 +57,8 @@ class Actor:
         self.has: Source | None = None
         """The engine's weights."""
         self.is_lost, self.is_checked = False, False
-        self.waiting: dict[str, Lease] = {}
-        """For newer weights."""
+        self.waiting: dict[str, tuple[Lease, int]] = {}
+        """For newer weights; each with the version that was the newest when it came."""
 
     def run(self) -> str:
         """Play until there is a reason to go, which is returned."""
@@ -125,7 +125,7 @@ class Actor:
             if lease.partial:
                 self.beginnings.fetch(lease)
             else:
-                self.waiting[lease.id] = lease
+                self.waiting[lease.id] = lease, self.membership.source.version if self.membership.source else 0
         for lease, future in self.beginnings.arrived():
             try:
                 half = future.result()
@@ -133,19 +133,19 @@ class Actor:
                 self.membership.ended(lease.id, "handed back", str(error))
             else:
                 self._begin(lease, half)
-        for lease in [lease for lease in self.waiting.values() if self._is_in_time(lease)]:
-            self._begin(self.waiting.pop(lease.id), None)
+        for lease in [lease for lease, newest in self.waiting.values() if self._is_in_time(lease, newest)]:
+            self._begin(self.waiting.pop(lease.id)[0], None)
 
-    def _is_in_time(self, lease: Lease) -> bool:
+    def _is_in_time(self, lease: Lease, newest: int) -> bool:
         """Whether the weights will not be too old when it is learned from, or there are no newer ones.
 
         The window opens with each version: what comes last in it is learned from `max_staleness` versions later. What
-        was played before, and mostly was too old then, begins with the newest.
+        was played before, and mostly was too old then, begins with those that were the `newest` when it came.
         """
         source, rl = self.membership.source, self.config.rl
         if source is None or source.version <= self.engine.version:
             return True
-        if lease.attempt:
+        if lease.attempt and self.engine.version < newest:
             return False
         steps = max(0, lease.position - self.membership.cursor) // rl.prompts_per_step
         return source.version + steps - self.engine.version <= rl.asynchronous.max_staleness

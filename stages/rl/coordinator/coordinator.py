@@ -63,7 +63,7 @@ class Coordinator:
         self._source: Source | None = None
         self._cursor = 0
         self.steps = 0
-        """Of the learner, forward."""
+        """Of the learner, forward; its end is one too."""
         self._scores = deque(before.scores, maxlen=SCORES)
         self._quotas: dict[str, int] = {}
         self._end = ""
@@ -121,6 +121,7 @@ class Coordinator:
     def end(self, why: str) -> Message:
         """No more is played: each member is told to go when it calls next."""
         self._end = why
+        self.steps += 1
         return Message()
 
     def inventory(self, shard: int, inventory: Inventory, asked: float) -> None:

@@ -11,7 +11,6 @@ from pydantic import BaseModel
 from data.transport.client import Unreachable
 from data.transport.server import Action, Server
 from stages.rl.coordinator.coordinator import Coordinator
-from stages.rl.coordinator.status import Status
 from stages.rl.coordinator.table import write_table
 from stages.rl.messages import Advance, End, Inventory, Join, Message, Orders, Renewal, Score, Watch
 from stages.rl.store.client import Restarted
@@ -37,7 +36,7 @@ class CoordinatorServer(Server):
             "join": self._action(Join, coordinator.join),
             "renew": Action(Renewal, self._renew),
             "watch": Action(Watch, self._watch),
-            "advance": Action(Advance, self._advance),
+            "advance": self._action(Advance, coordinator.advance),
             "score": self._action(Score, coordinator.score),
             "status": self._action(Message, lambda _, now: coordinator.status(now)),
             "end": self._action(End, lambda end, _: coordinator.end(end.why)),
@@ -46,8 +45,10 @@ class CoordinatorServer(Server):
 
     def _action(self, kind: type[M], answer: Callable[[M, float], BaseModel]) -> Action[M]:
         def locked(message: M) -> BaseModel:
-            with self._lock:
-                return answer(message, time.monotonic())
+            with self._stepped:
+                found = answer(message, time.monotonic())
+                self._stepped.notify_all()  # those that watch look whether it was a step
+                return found
 
         return Action(kind, locked)
 
@@ -63,12 +64,6 @@ class CoordinatorServer(Server):
         with self._stepped:
             self._stepped.wait_for(lambda: self._coordinator.steps != watch.number, WATCH_SECONDS)
         return Message()
-
-    def _advance(self, advance: Advance) -> Status:
-        with self._stepped:
-            status = self._coordinator.advance(advance, time.monotonic())
-            self._stepped.notify_all()
-        return status
 
     def _write(self) -> None:
         """The calls go on while the disk is slow."""

@@ -43,7 +43,7 @@ def test_a_prompt_is_set_aside_after_its_last_failure_and_the_state_survives_jso
         state = state.after_step(4 * (step + 1), 100, 0.5, ["row-2", "row-2"])
     assert state.set_aside == {"row-2"}
     assert (state.cursor, state.policy_version, state.tokens, state.seconds) == (12, 3, 300, 1.5)
-    assert State(**state.to_json()) == state
+    assert State.from_json(state.to_json()) == state
 
 
 def test_request_seeds_are_distinct_and_fit_the_file() -> None:
