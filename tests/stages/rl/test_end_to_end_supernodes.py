@@ -98,6 +98,7 @@ def test_each_version_crosses_once_for_each_supernode_which_is_reported_and_rela
     played: Run,
 ) -> None:
     played.until(lambda: set(played.relays()) == {"b", "c"}, "relays")
+    played.until(lambda: {one["version"] for one in played.members()} == {0}, "version 0")
     for step in range(1, 6):
         played.learn(step)
     crossed = [played.crossed(version) for version in range(6)]
