@@ -149,10 +149,10 @@ class EmulatedActor:
     def _put(self, lease: Lease) -> None:
         source = self.membership.source
         group = group_of(lease, source.version if source else 0, self.kind.samples, self.kind.tokens)
-        verdict = self._store.put(lease, group, whole=True, member=self.name)
+        decision = self._store.put(lease, group, whole=True, member=self.name)
         self.membership.ended(lease.id, "stored")
         with self._counting:
-            self.wasted += verdict != "kept"
+            self.wasted += decision != "kept"
             self.done += 1
 
     def _report(self, seconds: float, groups: int, used: float) -> None:

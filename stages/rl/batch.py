@@ -14,11 +14,11 @@ import torch.distributed as dist
 from data.job import Job
 from data.trajectories import Trajectories
 from stages.algorithms.algorithm import Algorithm
-from stages.rl.batches import REJECTED, Logged, digest
+from stages.rl.batch_log import REJECTED, Logged, digest
 from stages.rl.choice import Offer, staleness
 from stages.rl.collect import Collector, Share
 from stages.rl.config import StageConfig
-from stages.rl.parity import Gate, Verdict, metrics_of
+from stages.rl.parity import Comparison, Gate, metrics_of
 from stages.rl.parts import Parts
 from stages.rl.prompts import row_at
 from stages.rl.rounds import groups_in, with_signal
@@ -77,24 +77,24 @@ class Batches:
         too, and a grader may have been mended. There is no more of it than the window lets in.
         """
         wanted, began, waited, refused = self.config.rl.prompts_per_step, time.monotonic(), 0.0, 0
-        shares, verdicts, offers, kept = list[Share](), list[Verdict](), list[Offer](), list[int]()
+        shares, comparisons, offers, kept = list[Share](), list[Comparison](), list[Offer](), list[int]()
         while len(shares) <= self.algorithm.resample and len(kept) < wanted:
             chosen = frozenset(offer.position for offer in offers)
             share, seconds = self._share(state, wanted - len(kept), len(offers), chosen)
             if share is None:
                 return None
             waited, state = waited + seconds, state.joined(share.state)
-            verdict = self.gate.compare(share.mine, step, state.policy_version) if self._is_first(step) else None
+            compared = self.gate.compare(share.mine, step, state.policy_version) if self._is_first(step) else None
             broken = broken_grader(share.mine, self.parts.journal.terms)
-            if broken or (verdict and not verdict.passes):
+            if broken or (compared and not compared.passes):
                 state, refused = self._thrown(state, share), refused + len(share.offers)
-                self._refuse(step, state.policy_version, broken, verdict)
+                self._refuse(step, state.policy_version, broken, compared)
                 continue
             slots = range(len(offers), len(offers) + len(share.offers))
             kept += with_signal(self.algorithm, share.mine, self.config.rl.samples_per_prompt, slots)
             offers += share.offers
             shares.append(share)
-            verdicts += [verdict] if verdict else []
+            comparisons += [compared] if compared else []
             if self.algorithm.resample:
                 # What teaches nothing is done with at once: the window has to have room for the next round.
                 state = state.done_with([offers[slot].position for slot in slots if slot not in kept], (), {})
@@ -111,7 +111,7 @@ class Batches:
             kept=groups_in(everything, places) if self.algorithm.resample else everything,
             everything=everything, offers=offers, prompts=prompts, state=state,
             rows=self._rows(step, state, everything, list(zip(offers, ranks, prompts, strict=True)), places),
-            metrics=metrics | (metrics_of(verdicts) if verdicts else {}),
+            metrics=metrics | (metrics_of(comparisons) if comparisons else {}),
             seconds_waiting=waited, seconds_agreeing=time.monotonic() - began - waited,
         )  # fmt: skip
 
@@ -128,16 +128,16 @@ class Batches:
     def _is_first(self, step: int) -> bool:
         return step == self.parts.first + 1
 
-    def _refuse(self, step: int, version: int, broken: str, verdict: Verdict | None) -> None:
+    def _refuse(self, step: int, version: int, broken: str, compared: Comparison | None) -> None:
         """Say why a share was thrown away; an error where an earlier start cannot have left it."""
         self.refusals += 1
         if self.refusals > self.config.rl.asynchronous.max_staleness + 1 or not self._is_first(step):
             if broken:
                 raise RuntimeError(f"step {step}: {broken}")
-            assert verdict
-            self.gate.refuse(verdict, version, f"rollouts that the actors have put for step {step}")
+            assert compared
+            self.gate.refuse(compared, version, f"rollouts that the actors have put for step {step}")
         if self.job.is_first:
-            apart = f"they are {verdict.ranks[:, 1].max():.1e} nats from the policy" if verdict else ""
+            apart = f"they are {compared.ranks[:, 1].max():.1e} nats from the policy" if compared else ""
             print(f"rl: step {step}: groups are thrown away and played anew: {broken or apart}", flush=True)
 
     def _rows(

@@ -32,8 +32,8 @@ NUM_SAMPLES = 4
 """Of a rank's rollouts in a round: a wrong weight, position or temperature shows in any of them."""
 
 
-class Verdict(NamedTuple):
-    """On one comparison."""
+class Comparison(NamedTuple):
+    """Of what the engines of all ranks said with what the policy says of it."""
 
     ranks: npt.NDArray[np.float64]
     """[ranks, 4], the same on all of them: whether it is outside the limit, the largest difference, sum and count."""
@@ -80,12 +80,12 @@ class Gate:
             Evidence([*prompt, *tokens], len(prompt) + np.arange(len(tokens)), found)
             for (prompt, tokens), found in zip(sequences, np.split(apart, ends[:-1]), strict=True)
         ]
-        verdict = self._judge(evidence)
-        if not verdict.passes:
-            self.refuse(verdict, version, "a known generation")
+        compared = self._judge(evidence)
+        if not compared.passes:
+            self.refuse(compared, version, "a known generation")
 
     @torch.no_grad()
-    def compare(self, trajectories: Trajectories, step: int, version: int) -> Verdict:
+    def compare(self, trajectories: Trajectories, step: int, version: int) -> Comparison:
         """Some rollouts of `step` with the policy, before anything is learned from them.
 
         Tokens that another version than `version` made are not compared.
@@ -103,11 +103,11 @@ class Gate:
                 evidence += _evidence(trajectories, index, policy, version)
         return self._judge(evidence)
 
-    def refuse(self, verdict: Verdict, version: int, what: str) -> NoReturn:
+    def refuse(self, compared: Comparison, version: int, what: str) -> NoReturn:
         """Look where they part, which may take minutes, and raise one ParityError on all ranks."""
-        outside, most, _, _ = verdict.ranks.T
+        outside, most, _, _ = compared.ranks.T
         rank = int(np.where(outside, most, -1).argmax())
-        _, worst, total, count = verdict.ranks[rank]
+        _, worst, total, count = compared.ranks[rank]
         limit, mean = self.limit, total / count
         by = f"by {worst:.1e} nats (limit {limit.largest:.0e}), on average by {mean:.1e} ({limit.mean:.0e})"
         text = f"rollout engine and policy disagree {by}, on {what}, most on rank {rank}"
@@ -115,19 +115,19 @@ class Gate:
             raise ParityError(f"{text}. A step with rl.mode=synchronous looks for the place where they part")
         # Gathered weights and forward passes need all ranks: each looks at what it has, the worst one is heard.
         nothing = Evidence(self.prompts[0], np.array([len(self.prompts[0])]), np.zeros(1))
-        looked_at = max(verdict.evidence, key=lambda found: found.apart.max(), default=nothing)
+        looked_at = max(compared.evidence, key=lambda found: found.apart.max(), default=nothing)
         with self.learner.job.slow("looking where engine and policy part"):
             diagnosis = diagnose(self.engine, self.learner, self.sampling, looked_at, version, self.limit)
         raise ParityError(_from_rank(rank, f"{text}\n{_in_words(diagnosis)}"))
 
-    def _judge(self, evidence: list[Evidence]) -> Verdict:
+    def _judge(self, evidence: list[Evidence]) -> Comparison:
         apart = np.concatenate([np.zeros(0), *(found.apart for found in evidence)])
         mine = torch.tensor(
             [self.limit.exceeded(apart), apart.max(initial=0), apart.sum(), len(apart)], dtype=torch.float64
         )
         everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
         dist.all_gather(everyones, mine)
-        return Verdict(torch.stack(everyones).numpy(), evidence)
+        return Comparison(torch.stack(everyones).numpy(), evidence)
 
 
 def spread(count: int, wanted: int, step: int) -> list[int]:
@@ -136,9 +136,9 @@ def spread(count: int, wanted: int, step: int) -> list[int]:
     return sorted((place * count // picked + step) % count for place in range(picked))
 
 
-def metrics_of(verdicts: Sequence[Verdict]) -> dict[str, float]:
+def metrics_of(comparisons: Sequence[Comparison]) -> dict[str, float]:
     """The largest and the mean difference, in nats, over the comparisons of a step and all ranks."""
-    _, most, sums, counts = np.concatenate([verdict.ranks for verdict in verdicts]).T
+    _, most, sums, counts = np.concatenate([compared.ranks for compared in comparisons]).T
     return {"parity": float(most.max()), "parity_mean": float(sums.sum() / max(1, counts.sum()))}
 
 

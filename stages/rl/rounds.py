@@ -18,7 +18,7 @@ from data.trajectories import Trajectories
 from stages.algorithms.algorithm import Algorithm
 from stages.rl.config import StageConfig
 from stages.rl.journal import Journal
-from stages.rl.parity import Gate, Verdict, metrics_of
+from stages.rl.parity import Comparison, Gate, metrics_of
 from stages.rl.prompts import draw_prompts
 from stages.rl.rollouts import Player, Task
 from stages.rl.samples import Samples
@@ -73,7 +73,7 @@ class Rounds:
         """
         rows: list[int] = []
         rounds: list[Trajectories] = []
-        verdicts: list[Verdict] = []
+        comparisons: list[Comparison] = []
         kept: list[int] = []
         latest = range(0)
         cursor, read_back = state.cursor, True
@@ -83,13 +83,13 @@ class Rounds:
             latest, rows = range(len(rows), len(rows) + missing), rows + drawn
             mine = [slot for slot in latest if slot % self.job.world_size == self.job.rank]
             tasks = [Task(slot, self._row(rows[slot])) for slot in mine]
-            trajectories, verdict, found = self._round(step, len(rounds), state.policy_version, tasks)
+            trajectories, compared, found = self._round(step, len(rounds), state.policy_version, tasks)
             kept += with_signal(self.algorithm, trajectories, self.config.rl.samples_per_prompt, latest)
             rounds.append(trajectories)
-            verdicts.append(verdict)
+            comparisons.append(compared)
             read_back = read_back and found
         everything = Trajectories.joined(rounds) if len(rounds) > 1 else rounds[0]
-        metrics = metrics_of(verdicts)
+        metrics = metrics_of(comparisons)
         if self.algorithm.resample:
             metrics |= {"rounds": len(rounds), "groups_kept": len(kept) / len(rows)}
         # With nothing to learn from, the last round stands for the step: the update will leave it out.
@@ -97,7 +97,7 @@ class Rounds:
         ids = [self.train["id"][row].as_py() for row in rows]
         return Rollouts(kept_here, everything, ids, cursor, read_back, metrics)
 
-    def _round(self, step: int, number: int, version: int, tasks: list[Task]) -> tuple[Trajectories, Verdict, bool]:
+    def _round(self, step: int, number: int, version: int, tasks: list[Task]) -> tuple[Trajectories, Comparison, bool]:
         """Rollouts that the gate has passed and the journal has, and whether this rank has found them there.
 
         Where they do not pass, or the grader is broken (RuntimeError), nothing is committed, so a later start plays
@@ -108,20 +108,20 @@ class Rounds:
         """
         found = self.journal.read(step, number, version, {task.slot: task.row["id"] for task in tasks})
         trajectories = self._play(step, tasks) if found is None else found
-        verdict = self.gate.compare(trajectories, step, version)
-        if not verdict.passes and step > self.first + 1 and any_rank(found is not None):
+        compared = self.gate.compare(trajectories, step, version)
+        if not compared.passes and step > self.first + 1 and any_rank(found is not None):
             trajectories = trajectories if found is None else self._play(step, tasks)
             found = None
-            verdict = self.gate.compare(trajectories, step, version)
+            compared = self.gate.compare(trajectories, step, version)
         broken = broken_grader(trajectories, self.journal.terms)
         if found is None:
-            self.journal.write(step, number, version, trajectories, refused=bool(broken) or not verdict.passes)
-        if not verdict.passes:
+            self.journal.write(step, number, version, trajectories, refused=bool(broken) or not compared.passes)
+        if not compared.passes:
             origin = "" if found is None else ", which were read back after a resume"
-            self.gate.refuse(verdict, version, f"rollouts of step {step}{origin}")
+            self.gate.refuse(compared, version, f"rollouts of step {step}{origin}")
         if broken:
             raise RuntimeError(f"step {step}: {broken}")
-        return trajectories, verdict, found is not None
+        return trajectories, compared, found is not None
 
     def _play(self, step: int, tasks: list[Task]) -> Trajectories:
         with self.playing():

@@ -11,10 +11,10 @@ import pyarrow as pa
 from data.segments import num_bytes
 from data.trajectories import Trajectories
 from data.transport.client import Caller, Unreachable
-from data.transport.trajectories import batches, read_batches, schema
+from data.transport.trajectories import batches, from_batches, schema
 from stages.rl.messages import Inventory, Lease, Message, Shelved
 from stages.rl.store.sending import Sending, Sent, tables
-from stages.rl.store.shelf import Verdict
+from stages.rl.store.shelf import Decision
 from stages.rl.store.wire import (
     Again,
     Answer,
@@ -75,17 +75,17 @@ class ShardClient:
         )
         pause = WAIT_SECONDS[0]
         while True:
-            verdict = self._sending.put(offer, trajectories)
-            while verdict not in ("kept", "duplicate", "stale"):
+            decision = self._sending.put(offer, trajectories)
+            while decision not in ("kept", "duplicate", "stale"):
                 if stop():
-                    raise GaveUp(f"position {lease.position}: the shard says {verdict!r}")
+                    raise GaveUp(f"position {lease.position}: the shard says {decision!r}")
                 time.sleep(pause)
                 pause = min(2 * pause, WAIT_SECONDS[1])
-                verdict = self._caller.call("offer", offer, Answer, again=self._seconds).verdict
-                if verdict == "kept":
+                decision = self._caller.call("offer", offer, Answer, again=self._seconds).decision
+                if decision == "kept":
                     break
             else:
-                return verdict
+                return decision
 
     def begun(self, position: int) -> Trajectories | None:
         """The half-played group of a position, if it has one."""
@@ -119,7 +119,7 @@ class ShardClient:
         """These (position, attempt), in this order; `groups` numbers them from 0. Raises Restarted."""
         assert keys
         try:
-            return self._caller.get(Take(start=self._start, keys=tuple(keys)), read_batches, again=self._seconds)
+            return self._caller.get(Take(start=self._start, keys=tuple(keys)), from_batches, again=self._seconds)
         except KeyError as error:
             raise Restarted(str(error)) from None
 
@@ -142,14 +142,14 @@ class ShardClient:
         """Which one it is, of how many."""
         return self._caller.call("division", Nothing(), Division, again=self._seconds)
 
-    def _send(self, groups: Sequence[Sent]) -> Sequence[Verdict]:
+    def _send(self, groups: Sequence[Sent]) -> Sequence[Decision]:
         offers = Offers(groups=tuple(one.offer for one in groups))
         kind = schema(groups[0].group.terms.shape[1])
 
         def stream() -> Iterator[pa.RecordBatch]:
             return (batch for table in tables([one.group for one in groups]) for batch in batches(table))
 
-        return self._caller.put(offers, kind, stream, Answers, again=self._seconds).verdicts
+        return self._caller.put(offers, kind, stream, Answers, again=self._seconds).decisions
 
     def _ask(self, action: str, message: Message, answer: type[M]) -> M:
         try:
@@ -195,4 +195,4 @@ class Store:
 
 def _group(stream: Iterator[pa.RecordBatch]) -> Trajectories | None:
     parts = list(stream)
-    return read_batches(parts) if parts else None
+    return from_batches(parts) if parts else None

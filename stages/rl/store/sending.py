@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from data.segments import num_bytes
 from data.trajectories import Trajectories
-from stages.rl.store.shelf import Verdict
+from stages.rl.store.shelf import Decision
 from stages.rl.store.wire import MOST_OFFERS, Offer
 
 STREAMS = 2
@@ -25,20 +25,20 @@ class Sent:
     offer: Offer
     group: Trajectories
     answered: threading.Event = field(default_factory=threading.Event)
-    verdict: Verdict | None = None
+    decision: Decision | None = None
     error: Exception | None = None
 
 
 class Sending:
-    """To one shard. `send` gives it groups in one stream and returns the verdict of each."""
+    """To one shard. `send` gives it groups in one stream and returns the decision on each."""
 
-    def __init__(self, send: Callable[[Sequence[Sent]], Sequence[Verdict]]) -> None:
+    def __init__(self, send: Callable[[Sequence[Sent]], Sequence[Decision]]) -> None:
         self._send = send
         self._streams, self._lock = ThreadPoolExecutor(STREAMS, "streams"), threading.Lock()
         self._waiting: list[Sent] = []
 
-    def put(self, offer: Offer, group: Trajectories) -> Verdict:
-        """The shard's verdict. Raises what `send` raises for this group; others that went with it are not to blame."""
+    def put(self, offer: Offer, group: Trajectories) -> Decision:
+        """What the shard decides. Raises what `send` raises for this group; what went with it is not to blame."""
         one = Sent(offer, group)
         with self._lock:
             self._waiting.append(one)
@@ -47,8 +47,8 @@ class Sending:
         one.answered.wait()
         if one.error is not None:
             raise one.error
-        assert one.verdict is not None
-        return one.verdict
+        assert one.decision is not None
+        return one.decision
 
     def _go_next(self) -> None:
         if some := self._next():  # else they went with others
@@ -68,8 +68,8 @@ class Sending:
     def _go(self, some: Sequence[Sent]) -> None:
         """Send them; when the shard refuses them together, each alone, so that one that is wrong harms no other."""
         try:
-            for one, verdict in zip(some, self._send(some), strict=True):
-                one.verdict = verdict
+            for one, decision in zip(some, self._send(some), strict=True):
+                one.decision = decision
         except (ValueError, KeyError) as error:
             for one in some:
                 if len(some) > 1:

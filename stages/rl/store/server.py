@@ -11,12 +11,12 @@ import pyarrow as pa
 
 from data.segments import num_bytes, origin
 from data.trajectories import Trajectories
-from data.transport.server import Action, Batches, Server
-from data.transport.trajectories import batches, read_batches, schema
+from data.transport.server import Action, Incoming, Server
+from data.transport.trajectories import batches, from_batches, schema
 from stages.rl.messages import Inventory, Shelved
 from stages.rl.store.arrivals import Arrival, Room, by_groups
 from stages.rl.store.journal import Journal, group_of
-from stages.rl.store.shelf import Group, Shelf, Verdict
+from stages.rl.store.shelf import Decision, Group, Shelf
 from stages.rl.store.wire import (
     Again,
     Answer,
@@ -67,8 +67,8 @@ class ShardServer(Server):
         self._restore_id, self._restored = "", threading.Event()
         self._writers = Writers(journal, self._settle, current)
 
-    def put(self, order: bytes, batches: Batches) -> Answers:
-        """The verdict of each group that comes. One that has to wait is not kept in memory, and comes again.
+    def put(self, order: bytes, batches: Incoming) -> Answers:
+        """The decision on each group that comes. One that has to wait is not kept in memory, and comes again.
 
         A group is on its way to the disk while the next one comes.
         """
@@ -77,15 +77,15 @@ class ShardServer(Server):
             self._check_place(offer)
         with self._lock:
             arrival = self._room.begin()
-            verdicts: list[Verdict] = [self._enter(arrival, offer) for offer in offers]
-        found = list[Verdict | Waiting]()
+            decisions: list[Decision] = [self._enter(arrival, offer) for offer in offers]
+        found = list[Decision | Waiting]()
         try:
             for some, parts in by_groups(offers, iter(batches), arrival.end):
-                found += self._take_in(some, verdicts[len(found) : len(found) + len(some)], parts)
+                found += self._take_in(some, decisions[len(found) : len(found) + len(some)], parts)
         finally:
             with self._lock:
                 self._room.leave(arrival)
-        return Answers(verdicts=tuple(one.wait() if isinstance(one, Waiting) else one for one in found))
+        return Answers(decisions=tuple(one.wait() if isinstance(one, Waiting) else one for one in found))
 
     def get(self, order: bytes, wanted: Callable[[], bool]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """Groups that a learner takes, or the half-played one of a position, if there is one."""
@@ -115,29 +115,29 @@ class ShardServer(Server):
         """What a put would be answered now."""
         self._check_place(offer)
         with self._lock:
-            return Answer(verdict=self._shelf.would_put(_offered(offer)))
+            return Answer(decision=self._shelf.would_put(_offered(offer)))
 
-    def _enter(self, arrival: Arrival, offer: Offer) -> Verdict:
+    def _enter(self, arrival: Arrival, offer: Offer) -> Decision:
         """Whether the group may come; then there is room for it while it comes."""
-        verdict = self._shelf.would_put(_offered(offer))
-        return "full" if verdict == "kept" and not self._room.takes(arrival, offer.num_bytes) else verdict
+        decision = self._shelf.would_put(_offered(offer))
+        return "full" if decision == "kept" and not self._room.takes(arrival, offer.num_bytes) else decision
 
     def _take_in(
-        self, offers: Sequence[Offer], verdicts: Sequence[Verdict], batches: Sequence[pa.RecordBatch]
-    ) -> Sequence[Verdict | Waiting]:
-        if "kept" not in verdicts:
-            return verdicts
+        self, offers: Sequence[Offer], decisions: Sequence[Decision], batches: Sequence[pa.RecordBatch]
+    ) -> Sequence[Decision | Waiting]:
+        if "kept" not in decisions:
+            return decisions
         table, first = self._table(offers, batches), 0
-        found = list[Verdict | Waiting]()
-        for offer, verdict in zip(offers, verdicts, strict=True):
+        found = list[Decision | Waiting]()
+        for offer, decision in zip(offers, decisions, strict=True):
             group, first = table.rows(first, first + offer.samples), first + offer.samples
             if len(group.tokens) != offer.tokens or num_bytes(group) != offer.num_bytes:
                 raise pa.ArrowInvalid("the group is not the one that was offered")
-            found.append(self._keep(offer, group) if verdict == "kept" else verdict)
+            found.append(self._keep(offer, group) if decision == "kept" else decision)
         return found
 
     def _table(self, offers: Sequence[Offer], batches: Sequence[pa.RecordBatch]) -> Trajectories:
-        table = read_batches(batches)
+        table = from_batches(batches)
         if table.terms.shape[1] != self._num_terms:
             raise pa.ArrowInvalid(f"{table.terms.shape[1]} reward terms, but the run has {self._num_terms}")
         return table
@@ -146,21 +146,21 @@ class ShardServer(Server):
         if offer.position % self._journal.shards != self._journal.shard:
             raise pa.ArrowKeyError(f"position {offer.position} is not of shard {self._journal.shard}")
 
-    def _keep(self, offer: Offer, part: Trajectories) -> Verdict | Waiting:
+    def _keep(self, offer: Offer, part: Trajectories) -> Decision | Waiting:
         entry = origin(offer.position, offer.attempt, offer.whole, time.time(), offer.member, part)
         group = group_of(entry)
         with self._lock:
-            verdict = self._shelf.put(group)
-        return self._writers.begin(Waiting(entry, group, part)) if verdict == "kept" else verdict
+            decision = self._shelf.put(group)
+        return self._writers.begin(Waiting(entry, group, part)) if decision == "kept" else decision
 
-    def _settle(self, group: Group) -> Verdict:
+    def _settle(self, group: Group) -> Decision:
         with self._loading, self._lock:
-            verdict = self._shelf.settle(group)
+            decision = self._shelf.settle(group)
             untidy = bool(self._shelf.thrown)
             self._settled.notify_all()
         if untidy:
             self._tidy()
-        return verdict
+        return decision
 
     def _restore(self, restore: Restore) -> Restored:
         """Begin to load the journal, if this was not asked before, and say what it has as soon as that is known."""

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-Verdict = Literal["kept", "duplicate", "stale", "full", "pending", "not yet"]
+Decision = Literal["kept", "duplicate", "stale", "full", "pending", "not yet"]
 """kept: now it is to be journalled, then settled. duplicate: it is not needed, for the position has what it needs.
 stale: the attempt was thrown away. The others say why the one who puts has to wait: full: until the learner has taken
 some; pending: another put of this position is on its way to the journal; not yet: nobody has restored the shelf."""
@@ -88,17 +88,17 @@ class Shelf:
         self.num_bytes = sum(group.num_bytes for group in [*self._groups.values(), *self._pending.values()])
         self.restored = True
 
-    def put(self, group: Group) -> Verdict:
+    def put(self, group: Group) -> Decision:
         """Whether `group` is taken in; if "kept", it is on its way until `settle`."""
-        verdict = self.would_put(group)
-        if verdict == "kept":
+        decision = self.would_put(group)
+        if decision == "kept":
             if self.num_bytes >= self.bound and group.position not in self._groups:
                 self._missing = max(0, self._missing - 1)
             self._pending[group.position] = group
             self.num_bytes += group.num_bytes
-        return verdict
+        return decision
 
-    def would_put(self, group: Group) -> Verdict:
+    def would_put(self, group: Group) -> Decision:
         """What `put` would say now."""
         if not self.restored:
             return "not yet"
@@ -115,7 +115,7 @@ class Shelf:
         # What all wait for is never refused either: faster actors would fill each gap with later positions, for ever.
         return "full" if self.is_full and position != self.cursor else "kept"
 
-    def settle(self, group: Group) -> Verdict:
+    def settle(self, group: Group) -> Decision:
         """`group` is durable, and what may be acknowledged: in the meantime it may have come to be of no use."""
         position = group.position
         if self._pending.get(position) == group:

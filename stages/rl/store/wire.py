@@ -4,7 +4,7 @@ from pydantic import Field
 
 from stages.rl.messages import Inventory, Message
 from stages.rl.positions import Positions
-from stages.rl.store.shelf import Verdict
+from stages.rl.store.shelf import Decision
 
 MOST_OFFERS = 64
 
@@ -30,13 +30,13 @@ class Offers(Message):
 class Answer(Message):
     """To an offer."""
 
-    verdict: Verdict
+    decision: Decision
 
 
 class Answers(Message):
     """To each of the offers of a put."""
 
-    verdicts: tuple[Verdict, ...]
+    decisions: tuple[Decision, ...]
 
 
 class Take(Message):

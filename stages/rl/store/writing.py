@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from data.segments import Origin
 from data.trajectories import Trajectories
 from stages.rl.store.journal import Journal
-from stages.rl.store.shelf import Group, Verdict
+from stages.rl.store.shelf import Decision, Group
 
 THREADS = 2
 """The disk writes for one while the other lays out its segment."""
@@ -33,18 +33,18 @@ class Waiting:
     group: Group
     part: Trajectories
     journalled: threading.Event = field(default_factory=threading.Event)
-    verdict: Verdict = "pending"
+    decision: Decision = "pending"
 
-    def wait(self) -> Verdict:
+    def wait(self) -> Decision:
         """Until the group is durable: what may be acknowledged."""
         self.journalled.wait()
-        return self.verdict
+        return self.decision
 
 
 class Writers:
     """Of one shard. `settle` is called for each group as soon as it is durable."""
 
-    def __init__(self, journal: Journal, settle: Callable[[Group], Verdict], current: Callable[[], bool]) -> None:
+    def __init__(self, journal: Journal, settle: Callable[[Group], Decision], current: Callable[[], bool]) -> None:
         """`current` says whether this process is still the shard; if not, it ends."""
         self._journal, self._settle, self._current = journal, settle, current
         self._waiting: list[Waiting] = []
@@ -84,7 +84,7 @@ class Writers:
             # Whoever was announced in our place may have read the journal before these groups were in it.
             raise RuntimeError("another process has taken over this shard")
         for one in some:
-            one.verdict = self._settle(one.group)
+            one.decision = self._settle(one.group)
             one.journalled.set()
 
     def _gather(self) -> None:

@@ -95,10 +95,10 @@ class Shard:
         self.tidy(committed, promised)
 
     def put(self, group: Group) -> str:
-        verdict = self.shelf.put(group)
-        if verdict == "kept":
+        decision = self.shelf.put(group)
+        if decision == "kept":
             self.waiting.append(group)
-        return verdict
+        return decision
 
     def write(self) -> None:
         if self.waiting:
@@ -107,11 +107,11 @@ class Shard:
 
     def settle(self, promised: set[Group]) -> dict[Group, str]:
         """What may be said of all that is written."""
-        verdicts = {group: self.shelf.settle(group) for group in self.written}
+        decisions = {group: self.shelf.settle(group) for group in self.written}
         self.written = []
-        promised.update(group for group, verdict in verdicts.items() if verdict == "kept")
+        promised.update(group for group, decision in decisions.items() if decision == "kept")
         self.tidy(0, promised)
-        return verdicts
+        return decisions
 
     def hear(self, state: State, committed: int, promised: set[Group]) -> None:
         self.shelf.again(state.attempts)

@@ -130,17 +130,17 @@ class World:
     def settle(self, number: int, answered: bool = True) -> None:
         """What is written becomes visible, and is said to the actors that wait."""
         shard = self.shards[number]
-        for group, verdict in shard.settle(self.promised).items():
+        for group, decision in shard.settle(self.promised).items():
             if group.position not in self.coordinator.leases.promises.leased:
                 self.untold.add(number)
             for actor in self.actors.values():
                 for id in [id for id, putting in actor.putting.items() if putting == group]:
                     del actor.putting[id]
                     if answered:
-                        self.answer(actor, id, group, verdict)
+                        self.answer(actor, id, group, decision)
 
-    def answer(self, actor: Actor, id: str, group: Group, verdict: str) -> None:
-        if verdict in ("kept", "duplicate", "stale"):
+    def answer(self, actor: Actor, id: str, group: Group, decision: str) -> None:
+        if decision in ("kept", "duplicate", "stale"):
             actor.forget(id)
             actor.ended.append(Ended(id=id, how="stored" if group.whole else "handed back"))
 
@@ -213,11 +213,11 @@ class World:
         """Send a group; the answer comes when it is written, or at once when it is not needed."""
         lease = actor.leases[id]
         group = self.group(lease, whole, actor.versions[id])
-        verdict = self.shard_of(lease.position).put(group)
-        if verdict == "kept":
+        decision = self.shard_of(lease.position).put(group)
+        if decision == "kept":
             actor.putting[id] = group
         else:
-            self.answer(actor, id, group, verdict)
+            self.answer(actor, id, group, decision)
 
     def kill_actor(self, actor: Actor) -> None:
         """What it was putting may still arrive, at any time."""

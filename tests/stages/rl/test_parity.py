@@ -94,10 +94,10 @@ def table(made: list[Completion], prompt: list[int]) -> Trajectories:
 
 
 def check_rollouts(gate: Gate, rollouts: Trajectories, step: int, version: int) -> dict[str, float]:
-    verdict = gate.compare(rollouts, step, version)
-    if not verdict.passes:
-        gate.refuse(verdict, version, f"rollouts of step {step}")
-    return metrics_of([verdict])
+    compared = gate.compare(rollouts, step, version)
+    if not compared.passes:
+        gate.refuse(compared, version, f"rollouts of step {step}")
+    return metrics_of([compared])
 
 
 def verdict(check: Callable[[], Any]) -> str:

@@ -8,12 +8,12 @@ import pytest
 
 from data.segments import num_bytes
 from stages.rl.store.sending import Sending, Sent
-from stages.rl.store.shelf import Verdict
+from stages.rl.store.shelf import Decision
 from stages.rl.store.wire import Offer
 from tests.stages.rl.store.conftest import played
 
 
-def put(sending: Sending, position: int) -> Verdict:
+def put(sending: Sending, position: int) -> Decision:
     group = played(position)
     offer = Offer(
         position=position, attempt=0, whole=True, member="a", samples=len(group), tokens=len(group.tokens),
@@ -25,7 +25,7 @@ def put(sending: Sending, position: int) -> Verdict:
 def test_who_waits_for_an_answer_holds_up_nobody_so_what_comes_meanwhile_goes_together() -> None:
     streams: list[int] = []
 
-    def send(groups: Sequence[Sent]) -> list[Verdict]:
+    def send(groups: Sequence[Sent]) -> list[Decision]:
         streams.append(len(groups))
         time.sleep(0.02)  # until a segment is on disk
         return ["kept"] * len(groups)
@@ -38,7 +38,7 @@ def test_who_waits_for_an_answer_holds_up_nobody_so_what_comes_meanwhile_goes_to
 
 
 def test_a_group_that_is_refused_harms_no_other_and_what_else_fails_is_told_to_all_that_went() -> None:
-    def send(groups: Sequence[Sent]) -> list[Verdict]:
+    def send(groups: Sequence[Sent]) -> list[Decision]:
         time.sleep(0.02)
         positions = [one.offer.position for one in groups]
         if 7 in positions:
