@@ -21,7 +21,7 @@ from benchmarks.commands import QIANKA, execute, figure, write_config
 from data.progress import read_progress
 from slurm.actors import processes
 from slurm.record import read_record
-from stages.rl.batches import read_batches
+from stages.rl.batch_log import read_batches
 from stages.rl.coordinator.table import read_table
 from stages.rl.positions import positions as positions_of
 from stages.rl.store.client import ShardClient

@@ -8,7 +8,7 @@ A server derives from `Server` and hands it its actions, each with the message t
 
         def _add(self, number: Number) -> Number: ...
 
-        def put(self, order: bytes, batches: Batches) -> BaseModel: ...  # do_put, where it takes streams
+        def put(self, order: bytes, batches: Incoming) -> BaseModel: ...  # do_put, where it takes streams
 
     serve(Counter("127.0.0.1"), Path("endpoints/counter.json"), parent=os.getppid())
 
@@ -53,7 +53,7 @@ class Action(Generic[M]):
     answer: Callable[[M], BaseModel]
 
 
-class Batches:
+class Incoming:
     """The batches of a stream that comes in: their schema, and one after another. ArrowInvalid for one too large."""
 
     def __init__(self, reader: Any, largest: int) -> None:
@@ -102,7 +102,7 @@ class Server(flight.FlightServerBase):
         self.endpoint = Endpoint(host, self.port, token, start, certificate, callers + callers_key)
         self._actions, self._message_bytes, self._batch_bytes = actions or {}, message_bytes, batch_bytes
 
-    def put(self, order: bytes, batches: Batches) -> BaseModel:
+    def put(self, order: bytes, batches: Incoming) -> BaseModel:
         """What answers a stream that comes in; `order` is the JSON that came with it, see `message`."""
         raise pa.ArrowInvalid("this server takes no streams")
 
@@ -136,7 +136,7 @@ class Server(flight.FlightServerBase):
             order = descriptor.command
             if not isinstance(order, bytes):
                 raise pa.ArrowInvalid("a stream comes with an order")
-            answer = self.put(order, Batches(reader, self._batch_bytes))
+            answer = self.put(order, Incoming(reader, self._batch_bytes))
             with suppress(OSError):  # whoever put it is gone, and asks again if it comes back
                 writer.write(pa.py_buffer(answer.model_dump_json().encode()))
 

@@ -56,7 +56,7 @@ def batches(trajectories: Trajectories) -> Iterator[pa.RecordBatch]:
         begin = end
 
 
-def read_batches(stream: Iterable[pa.RecordBatch]) -> Trajectories:
+def from_batches(stream: Iterable[pa.RecordBatch]) -> Trajectories:
     """What `batches` made. Raises ValueError that says what is wrong with it; nothing that comes is believed."""
     parts = [read_batch(batch) for batch in stream]
     if not parts:
@@ -67,7 +67,7 @@ def read_batches(stream: Iterable[pa.RecordBatch]) -> Trajectories:
 
 
 def read_batch(batch: pa.RecordBatch) -> Trajectories:
-    """One batch, see `read_batches`."""
+    """One batch, see `from_batches`."""
     kind: Any = batch.schema.field("terms").type if "terms" in batch.schema.names else None
     terms = kind.list_size if isinstance(kind, pa.FixedSizeListType) else 1
     if not batch.schema.equals(schema(terms)):

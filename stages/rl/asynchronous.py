@@ -11,7 +11,7 @@ from pathlib import Path
 from data.job import Job, Stopped
 from stages.algorithms.algorithm import Algorithm
 from stages.rl.batch import Batches
-from stages.rl.batches import BatchLog
+from stages.rl.batch_log import BatchLog
 from stages.rl.config import StageConfig
 from stages.rl.experience import make_experience
 from stages.rl.parts import Parts, commit_step, end_step
@@ -57,7 +57,7 @@ def train(config: StageConfig, algorithm: Algorithm, parts: Parts, folder: Path,
 
         written.result()  # what is done with, and told of, is on disk
         trained.add(batch.rows)
-        state = batch.state.done_with([offer.position for offer in batch.offers], (), {})
+        state = batch.state.done_with([one.position for one in batch.taken], (), {})
         state = state.after_step(state.cursor, summary.tokens, updated - started, summary.failed)
         services.publish(state)
         services.children.stepped()

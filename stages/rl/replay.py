@@ -12,7 +12,7 @@ from rich.text import Text
 from tokenizers import Tokenizer
 
 from data.trajectories import Trajectories, read_trajectories
-from stages.rl.batches import FOLDER, REJECTED, Logged, digest, read_batches
+from stages.rl.batch_log import FOLDER, REJECTED, Logged, digest, read_batches
 from stages.rl.choice import staleness
 from stages.rl.prompts import request_seed
 

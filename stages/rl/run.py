@@ -14,7 +14,7 @@ from data.tokenizer import tokenizer_digest
 from data.warnings import FILE as WARNINGS
 from stages.algorithms.load import load_algorithm
 from stages.rl import asynchronous, synchronous
-from stages.rl.batches import batch_files
+from stages.rl.batch_log import batch_files
 from stages.rl.config import StageConfig
 from stages.rl.parts import Parts, begin
 from stages.rl.rates import FOLDER as RATES

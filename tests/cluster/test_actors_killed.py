@@ -16,7 +16,7 @@ import pytest
 from data.progress import read_progress
 from slurm.actors.arrays import read_arrays
 from slurm.actors.tasks import Task, living
-from stages.rl.batches import read_batches
+from stages.rl.batch_log import read_batches
 from stages.rl.positions import positions as positions_of
 from stages.rl.replay import rebuild
 from tests.cluster.conftest import ROOT, Command, Life, wait_for

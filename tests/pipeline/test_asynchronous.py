@@ -18,7 +18,7 @@ from checkpoints.manifest import Result
 from data.progress import read_progress
 from slurm.actors.arrays import read_arrays
 from slurm.record import read_record
-from stages.rl.batches import read_batches
+from stages.rl.batch_log import read_batches
 from stages.rl.coordinator.table import read_table
 from stages.rl.positions import positions as positions_of
 

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict
 from transformers import AutoConfig
 
 from data.tokenizer import load_tokenizer
-from data.transport.server import Action, Batches, Server, ends_with, refusals
+from data.transport.server import Action, Incoming, Server, ends_with, refusals
 from stages.rollout.engine import Completion, Request
 from stages.rollout.vllm import wire
 from stages.rollout.vllm.engine import Sampling, VllmEngine
@@ -115,7 +115,7 @@ class EngineServer(Server):
                 left = list(client.numbers.values())
                 self._desk.ask(lambda engine: engine.cancel(left))
 
-    def put(self, order: bytes, batches: Batches) -> wire.Version:
+    def put(self, order: bytes, batches: Incoming) -> wire.Version:
         """New weights."""
         version = self.message(wire.Version, order)
         weights = wire.read_weights(batches)

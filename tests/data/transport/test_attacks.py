@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict
 from data.transport.client import Caller, Unreachable
 from data.transport.endpoint import CALL, END, HEADER, Endpoint
 from data.transport.guard import SESSIONS, WINDOW, Guard
-from data.transport.server import Action, Batches, Server
+from data.transport.server import Action, Incoming, Server
 
 COLUMNS = pa.schema([("x", pa.int64())])
 SECONDS = 30.0
@@ -51,7 +51,7 @@ class Counter(Server):
     def _fail(self, number: Number) -> Number:
         raise RuntimeError(f"secret {number.n}")
 
-    def put(self, order: bytes, batches: Batches) -> BaseModel:
+    def put(self, order: bytes, batches: Incoming) -> BaseModel:
         number = self.message(Number, order)
         for batch in batches:
             number.n += len(batch)

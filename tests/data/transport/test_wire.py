@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from data.trajectories import Trajectories
 from data.transport import trajectories as wire
 from data.transport.client import Caller, Unreachable
-from data.transport.server import Action, Batches, Server
+from data.transport.server import Action, Incoming, Server
 
 
 def play(count: int = 5, length: int = 4) -> Trajectories:
@@ -48,12 +48,12 @@ def test_what_arrives_is_what_was_sent_in_one_batch_or_many(monkeypatch: pytest.
     for tokens, parts in ((2**20, 1), (8, 25), (1, 50)):
         monkeypatch.setattr(wire, "BATCH_TOKENS", tokens)
         stream = list(wire.batches(sent))
-        assert len(stream) == parts and same(wire.read_batches(stream), sent)
+        assert len(stream) == parts and same(wire.from_batches(stream), sent)
 
 
 def test_the_flat_arrays_are_not_copied() -> None:
     sent = play()
-    arrived = wire.read_batches(wire.batches(sent))
+    arrived = wire.from_batches(wire.batches(sent))
     for name in ("tokens", "mask", "logprobs", "versions"):
         assert np.shares_memory(getattr(sent, name), getattr(arrived, name))
 
@@ -77,19 +77,19 @@ def test_samples_that_make_no_sense_are_refused(what: str) -> None:
     values = getattr(play(), name).copy()
     values[1] = value
     with pytest.raises(ValueError, match=what):
-        wire.read_batches(wire.batches(replace(play(), **{name: values})))
+        wire.from_batches(wire.batches(replace(play(), **{name: values})))
 
 
 def test_other_columns_lengths_or_nothing_at_all_are_refused() -> None:
     (batch,) = wire.batches(play())
     with pytest.raises(ValueError, match="not those of trajectories"):
-        wire.read_batches([batch.drop_columns(["seeds"])])
+        wire.from_batches([batch.drop_columns(["seeds"])])
     with pytest.raises(ValueError, match="no trajectories"):
-        wire.read_batches([])
+        wire.from_batches([])
     (longer,) = wire.batches(play(5, 5))
     columns = [longer.column(n) if n == "logprobs" else batch.column(n) for n in batch.schema.names]
     with pytest.raises(ValueError, match="differ in length"):
-        wire.read_batches([pa.RecordBatch.from_arrays(columns, schema=batch.schema)])
+        wire.from_batches([pa.RecordBatch.from_arrays(columns, schema=batch.schema)])
 
 
 class Number(BaseModel):
@@ -157,7 +157,7 @@ class Slow(Once):
         super().__init__()
         self.answers, self.ended = threading.Event(), threading.Event()
 
-    def put(self, order: bytes, batches: Batches) -> BaseModel:
+    def put(self, order: bytes, batches: Incoming) -> BaseModel:
         for _ in batches:
             pass
         self.answers.wait(30.0)

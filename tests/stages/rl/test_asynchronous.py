@@ -19,7 +19,7 @@ from data.metrics import read_metrics
 from data.progress import read_progress
 from data.segments import read_origins
 from data.trajectories import read_trajectories
-from stages.rl.batches import read_batches
+from stages.rl.batch_log import read_batches
 from stages.rl.replay import rebuild
 from stages.rl.run import run
 

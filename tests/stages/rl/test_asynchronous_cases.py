@@ -12,7 +12,7 @@ import pytest
 from data.metrics import read_metrics
 from data.progress import read_progress
 from data.shards import read_split
-from stages.rl.batches import read_batches
+from stages.rl.batch_log import read_batches
 from stages.rl.prompts import row_at
 
 spec = importlib.util.spec_from_file_location("playing", Path(__file__).with_name("test_asynchronous.py"))

@@ -11,7 +11,7 @@ import pytest
 
 from data.metrics import read_metrics
 from data.progress import read_progress
-from stages.rl.batches import read_batches
+from stages.rl.batch_log import read_batches
 from tests.stages.rl.test_asynchronous import LIMIT, actor, actors, assert_each_position_was_trained_once
 
 pytestmark = pytest.mark.slow

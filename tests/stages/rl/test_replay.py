@@ -12,7 +12,7 @@ from rich.console import Console
 
 from data.tokenizer import character_tokenizer
 from data.trajectories import Trajectories, write_trajectories
-from stages.rl.batches import REJECTED, BatchLog, Logged, digest
+from stages.rl.batch_log import REJECTED, BatchLog, Logged, digest
 from stages.rl.prompts import request_seed
 from stages.rl.replay import rebuild, show
 

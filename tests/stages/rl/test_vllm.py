@@ -13,7 +13,7 @@ from checkpoints.manifest import NAME, Provenance, Result, commit_manifest
 from data.metrics import read_metrics
 from data.tokenizer import load_tokenizer
 from data.trajectories import read_trajectories
-from stages.rl.batches import read_batches
+from stages.rl.batch_log import read_batches
 from stages.rl.config import StageConfig
 from stages.trainer.config import ArchitectureConfig, ModelConfig
 from stages.trainer.policy import load_policy

@@ -17,7 +17,7 @@ import pytest
 
 from checkpoints.manifest import NAME, Result, commit_manifest
 from data.trajectories import read_trajectories
-from stages.rl.batches import read_batches
+from stages.rl.batch_log import read_batches
 from stages.rl.coordinator.table import Table, read_table
 
 Start = Callable[..., list[subprocess.Popen[bytes]]]
