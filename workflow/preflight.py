@@ -14,7 +14,6 @@ from checkpoints.commit import commit
 from checkpoints.disk import REASONS
 from data.job import check_shards
 from slurm.query.queue import choose_executor
-from stages.algorithms.spec import find_algorithm, read_spec
 from stages.environments.config import RowsConfig
 from workflow.config import INPUTS, RunConfig
 from workflow.paths import RunPaths
@@ -134,11 +133,8 @@ def check_mode(run: RunConfig) -> None:
     """What asynchronous mode asks of the algorithm, the engine and the actors."""
     if run.rl.mode != "asynchronous":
         return
-    if run.rl.asynchronous.stale == "keep" and not corrects_for_age(run.rl.algorithm):
-        raise ValueError(
-            f"rl.asynchronous.stale is keep, but the algorithm {run.rl.algorithm} takes no rollout_logprobs, so it "
-            "cannot correct for samples of older weights; take stale: requeue, or an algorithm that does, such as grpo"
-        )
+    if run.rl.asynchronous.stale == "keep":
+        check_keep(run)
     if run.engine.name == "vllm_server":
         raise ValueError(
             "engine.name is vllm_server, but in asynchronous mode each actor has an engine of its own; "
@@ -150,11 +146,16 @@ def check_mode(run: RunConfig) -> None:
         raise ValueError(f"slurm.actors.nodes is {run.slurm.actors.nodes}, but without Slurm there is one; set it to 1")
 
 
-def corrects_for_age(name: str) -> bool:
-    """Whether an algorithm compares the policy with the one that has played, token by token."""
-    spec = read_spec(find_algorithm(name))
-    nodes = [*spec.experience.values(), *spec.update.values()]
-    return any(taken == "rollout_logprobs" for node in nodes for taken in node.takes.values())
+def check_keep(run: RunConfig) -> None:
+    """An algorithm that learns from samples of any age weighs them by it."""
+    from stages.algorithms.load import load_algorithm
+
+    if not load_algorithm(run.rl.algorithm).corrects_for_age:
+        raise ValueError(
+            f"rl.asynchronous.stale is keep, but the loss of the algorithm {run.rl.algorithm} has no ratio to "
+            "rollout_logprobs (a metric or a KL term does not count), so it cannot correct for samples of older "
+            "weights; take stale: requeue, or an algorithm that does, such as grpo"
+        )
 
 
 def check_minutes(run: RunConfig) -> None:

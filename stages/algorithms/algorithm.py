@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from stages.algorithms.execute import Graph
 from stages.algorithms.kinds import Batch, Kind
+from stages.algorithms.kl import KL
 from stages.algorithms.node import FORWARD, REFERENCE, Node
+from stages.algorithms.order import reached
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,6 +55,17 @@ class Algorithm:
     def needs_reference(self) -> bool:
         """Whether the weights that the stage began with must be kept beside those that are trained."""
         return any(node.operator.name == REFERENCE for node in self.experience)
+
+    @property
+    def corrects_for_age(self) -> bool:
+        """Whether the loss has a ratio to the policy that played, so that samples of older weights count for less.
+
+        A metric corrects nothing, nor does a KL term: it holds the policy near that one, and weighs no sample.
+        """
+        nodes = (*self.experience, *self.update)
+        learned = reached(nodes, {LOSS})
+        ratios = [node for node in nodes if node.name in learned and node.operator.name not in KL]
+        return any("rollout_logprobs" in node.takes.values() for node in ratios)
 
     @cached_property
     def selection(self) -> tuple[Node, ...]:

@@ -33,3 +33,7 @@ def kl_k3(new: PerToken, old: PerToken) -> PerToken:
     """
     difference = new - old
     return difference.exp() - 1 - difference
+
+
+KL = frozenset(estimate.__name__ for estimate in (kl_k1, kl_k2, kl_k3))
+"""Names of these operators."""

@@ -217,7 +217,12 @@ def test_to_keep_what_is_stale_takes_an_algorithm_that_corrects_for_it(tmp_path,
     check_config(load(keep))
     from stages.algorithms.spec import find_algorithm
 
-    text = find_algorithm("dr_grpo").read_text().replace("old: rollout_logprobs", "old: policy.logprobs")
+    # Only its metric of the KL divergence compares with the policy that played.
+    text, takes = find_algorithm("dr_grpo").read_text(), "{new: policy.logprobs, old: rollout_logprobs}"
+    text = text.replace(
+        f"importance_ratio, takes: {takes}", "importance_ratio, takes: {new: policy.logprobs, old: policy.logprobs}"
+    )
+    assert text.count("rollout_logprobs") == 1
     Path("mine.yaml").write_text(text)
-    with pytest.raises(ValueError, match="takes no rollout_logprobs"):
+    with pytest.raises(ValueError, match="has no ratio to rollout_logprobs"):
         check_config(load([*keep, "rl.algorithm=mine.yaml"]))

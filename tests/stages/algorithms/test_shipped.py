@@ -336,3 +336,17 @@ update:
 """
     (tmp_path / "mine.yaml").write_text(text)
     assert hand_worked(str(tmp_path / "mine.yaml"))[0] == pytest.approx(-0.2610342 + 0.0019399 - 0.01, rel=1e-4)
+
+
+def test_only_a_ratio_in_the_loss_corrects_for_the_age_of_samples(tmp_path: Path) -> None:
+    assert [name for name in NAMES if not load_algorithm(name).corrects_for_age] == ["rloo"]  # for it, a metric alone
+    drifting = (
+        (SHIPPED / "rloo.yaml").read_text().replace("loss: {operator: constant_mean", "main: {operator: constant_mean")
+    )
+    drifting = drifting.replace(
+        "metrics:",
+        "  drift: {operator: token_mean, takes: {of: kl}}\n"
+        "  loss: {operator: add, takes: {base: main, other: drift}, values: {weight: 0.1}}\nmetrics:",
+    )
+    (tmp_path / "mine.yaml").write_text(drifting)
+    assert not load_algorithm(str(tmp_path / "mine.yaml")).corrects_for_age
