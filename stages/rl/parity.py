@@ -17,17 +17,12 @@ from data.packing import micro_batches, pack, pack_masked
 from data.trajectories import Trajectories
 from stages.rl.config import RLConfig
 from stages.rl.diagnosis import ADVICE, Diagnosis, Evidence, diagnose, policy_logits
+from stages.rl.probe import MOST_PROMPT, NUM_PROMPTS, NUM_TOKENS
 from stages.rollout.engine import Engine, Request, generate
 from stages.rollout.parity import FP32, HALF, ParityError, differences
 from stages.trainer.device import largest
 from stages.trainer.learner import Learner
 
-NUM_PROMPTS = 4
-"""Of the known generations: the more tokens, the tighter the limit of 16 bits."""
-NUM_TOKENS = 3
-"""Of a known generation: the first comes from the prefill, the others through the cache."""
-MOST_PROMPT = 64
-"""Tokens of its prompt."""
 NUM_SAMPLES = 4
 """Of a rank's rollouts in a round: a wrong weight, position or temperature shows in any of them."""
 

@@ -18,6 +18,7 @@ from stages.rollout.parity import FP32, HALF, Limit, ParityError, differences
 from stages.trainer.learner import Learner
 
 NUM_PROMPTS = 4
+"""That are known, also to `stages.rl.parity`: the more tokens, the tighter the limit of 16 bits."""
 MOST_PROMPT = 64
 """Tokens of each."""
 NUM_TOKENS = 3
