@@ -15,7 +15,7 @@ from data.job import Job
 from data.trajectories import Trajectories
 from stages.algorithms.algorithm import Algorithm
 from stages.rl.batch_log import REJECTED, Logged, digest
-from stages.rl.choice import Offer, staleness
+from stages.rl.choice import Ready, staleness
 from stages.rl.collect import Collector, Share
 from stages.rl.config import StageConfig
 from stages.rl.parity import Comparison, Gate, metrics_of
@@ -38,13 +38,13 @@ class Batch(NamedTuple):
     kept: Trajectories
     """This rank's share; `groups` number the groups over all ranks."""
     everything: Trajectories
-    """The same with what dynamic sampling leaves out; `groups` are places among `offers`."""
-    offers: list[Offer]
+    """The same with what dynamic sampling leaves out; `groups` are places among `taken`."""
+    taken: list[Ready]
     """All groups that were taken, over all ranks."""
     rows: list[Logged]
     """The log of what is learned from; the same on all ranks."""
     prompts: list[str]
-    """Ids of the prompts of `offers`."""
+    """Ids of the prompts of `taken`."""
     state: State
     """With what was thrown away while it was collected."""
     metrics: dict[str, float]
@@ -77,40 +77,40 @@ class Batches:
         too, and a grader may have been mended. There is no more of it than the window lets in.
         """
         wanted, began, waited, refused = self.config.rl.prompts_per_step, time.monotonic(), 0.0, 0
-        shares, comparisons, offers, kept = list[Share](), list[Comparison](), list[Offer](), list[int]()
+        shares, comparisons, taken, kept = list[Share](), list[Comparison](), list[Ready](), list[int]()
         while len(shares) <= self.algorithm.resample and len(kept) < wanted:
-            chosen = frozenset(offer.position for offer in offers)
-            share, seconds = self._share(state, wanted - len(kept), len(offers), chosen)
+            chosen = frozenset(one.position for one in taken)
+            share, seconds = self._share(state, wanted - len(kept), len(taken), chosen)
             if share is None:
                 return None
             waited, state = waited + seconds, state.joined(share.state)
             compared = self.gate.compare(share.mine, step, state.policy_version) if self._is_first(step) else None
             broken = broken_grader(share.mine, self.parts.journal.terms)
             if broken or (compared and not compared.passes):
-                state, refused = self._thrown(state, share), refused + len(share.offers)
+                state, refused = self._thrown(state, share), refused + len(share.taken)
                 self._refuse(step, state.policy_version, broken, compared)
                 continue
-            slots = range(len(offers), len(offers) + len(share.offers))
+            slots = range(len(taken), len(taken) + len(share.taken))
             kept += with_signal(self.algorithm, share.mine, self.config.rl.samples_per_prompt, slots)
-            offers += share.offers
+            taken += share.taken
             shares.append(share)
             comparisons += [compared] if compared else []
             if self.algorithm.resample:
                 # What teaches nothing is done with at once: the window has to have room for the next round.
-                state = state.done_with([offers[slot].position for slot in slots if slot not in kept], (), {})
+                state = state.done_with([taken[slot].position for slot in slots if slot not in kept], (), {})
                 self.services.tell(state)
         self.patience.over()
         self.set_aside = state.positions_set_aside
         everything = Trajectories.joined([share.mine for share in shares]) if len(shares) > 1 else shares[0].mine
         # With nothing to learn from, the last round stands for the step: the update will leave it out.
-        places = kept or list(range(len(offers) - len(shares[-1].offers), len(offers)))
+        places = kept or list(range(len(taken) - len(shares[-1].taken), len(taken)))
         ranks = [rank for share in shares for rank in share.ranks]
-        prompts = [self.ids[row_at(self.config.seed, o.position, len(self.ids))].as_py() for o in offers]
-        metrics = self._metrics(state, shares, [offers[place] for place in places]) | {"groups_refused": refused}
+        prompts = [self.ids[row_at(self.config.seed, o.position, len(self.ids))].as_py() for o in taken]
+        metrics = self._metrics(state, shares, [taken[place] for place in places]) | {"groups_refused": refused}
         return Batch(
             kept=groups_in(everything, places) if self.algorithm.resample else everything,
-            everything=everything, offers=offers, prompts=prompts, state=state,
-            rows=self._rows(step, state, everything, list(zip(offers, ranks, prompts, strict=True)), places),
+            everything=everything, taken=taken, prompts=prompts, state=state,
+            rows=self._rows(step, state, everything, list(zip(taken, ranks, prompts, strict=True)), places),
             metrics=metrics | (metrics_of(comparisons) if comparisons else {}),
             seconds_waiting=waited, seconds_agreeing=time.monotonic() - began - waited,
         )  # fmt: skip
@@ -118,7 +118,7 @@ class Batches:
     def look_ahead(self, batch: Batch) -> None:
         """Collect the next batch while `batch` is learned from."""
         state = replace(batch.state, policy_version=batch.state.policy_version + 1)
-        chosen = frozenset(offer.position for offer in batch.offers)
+        chosen = frozenset(one.position for one in batch.taken)
         self.collector.begin(state, self.config.rl.prompts_per_step, 0, chosen)
 
     def close(self) -> None:
@@ -145,25 +145,25 @@ class Batches:
         step: int,
         state: State,
         everything: Trajectories,
-        groups: Sequence[tuple[Offer, int, str]],
+        groups: Sequence[tuple[Ready, int, str]],
         places: Sequence[int],
     ) -> list[Logged]:
         """Of all `groups`, whose slots in `places` are learned from; the others have place -1."""
-        facts = _facts(everything, self.services.keeper.players([offer.position for offer, _, _ in groups]))
+        facts = _facts(everything, self.services.keeper.players([one.position for one, _, _ in groups]))
         learned = {slot: place for place, slot in enumerate(places)}
         return [
             Logged(
-                step, learned.get(slot, REJECTED), offer.position, offer.attempt, prompt, rank, offer.shard,
-                state.policy_version, offer.oldest, int(newest), offer.samples, offer.tokens,
+                step, learned.get(slot, REJECTED), one.position, one.attempt, prompt, rank, one.shard,
+                state.policy_version, one.oldest, int(newest), one.samples, one.tokens,
                 digest.astype("<i8").tobytes().hex(), member.astype("<i8").tobytes().rstrip(b"\0").decode("ascii"),
             )
-            for slot, ((offer, rank, prompt), newest, digest, member) in enumerate(
+            for slot, ((one, rank, prompt), newest, digest, member) in enumerate(
                 zip(groups, facts[:, 0], facts[:, 1:5], facts[:, 5:], strict=True)
             )
         ]  # fmt: skip
 
-    def _metrics(self, state: State, shares: Sequence[Share], offers: Sequence[Offer]) -> dict[str, float]:
-        ages = [staleness(offer.oldest, state.policy_version) for offer in offers]
+    def _metrics(self, state: State, shares: Sequence[Share], taken: Sequence[Ready]) -> dict[str, float]:
+        ages = [staleness(one.oldest, state.policy_version) for one in taken]
         metrics: dict[str, float] = {
             "staleness": sum(ages) / len(ages),
             "staleness_max": max(ages),
@@ -172,7 +172,7 @@ class Batches:
             "positions_set_aside": state.positions_set_aside,
         }
         if self.algorithm.resample:
-            metrics |= {"rounds": len(shares), "groups_kept": len(offers) / sum(len(share.offers) for share in shares)}
+            metrics |= {"rounds": len(shares), "groups_kept": len(taken) / sum(len(share.taken) for share in shares)}
         return metrics
 
     def _thrown(self, state: State, share: Share) -> State:
@@ -180,7 +180,7 @@ class Batches:
 
         It is no fault of their prompts, and costs them no attempt.
         """
-        state = state.refused({offer.position: offer.attempt + 1 for offer in share.offers})
+        state = state.refused({one.position: one.attempt + 1 for one in share.taken})
         self.services.tell(state)
         self.services.keeper.settle()
         return state

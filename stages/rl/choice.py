@@ -15,7 +15,7 @@ OVERDUE = 4
 """Windows that a position may lag behind the newest one, until what plays it is given up: it may hang for ever."""
 
 
-class Offer(NamedTuple):
+class Ready(NamedTuple):
     """A whole group that a shard has."""
 
     position: int
@@ -28,9 +28,9 @@ class Offer(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What to do with the offers."""
+    """What to do with the groups that are ready."""
 
-    taken: list[Offer]
+    taken: list[Ready]
     """Those to learn from, the lowest positions first."""
     again: dict[int, int]
     """Positions whose samples are thrown away, and their next attempt."""
@@ -40,21 +40,21 @@ class Choice(NamedTuple):
     """How many groups were thrown away because they were too old."""
 
 
-def choose(offers: Iterable[Offer], state: State, missing: int, chosen: Set[int], config: AsynchronousConfig) -> Choice:
-    """Take `missing` of the `offers`, beside the positions that were `chosen` before."""
+def choose(ready: Iterable[Ready], state: State, missing: int, chosen: Set[int], config: AsynchronousConfig) -> Choice:
+    """Take `missing` of the `ready` groups, beside the positions that were `chosen` before."""
     again: dict[int, int] = {}
     aside: set[int] = set()
-    fresh: list[Offer] = []
+    fresh: list[Ready] = []
     done = frozenset(state.ahead)
-    for offer in sorted(offers):
-        position, attempt = offer.position, offer.attempt
+    for one in sorted(ready):
+        position, attempt = one.position, one.attempt
         if position < state.cursor or position in done or position in chosen:
             continue
         if attempt < state.attempts.get(position, 0):
             continue
-        if config.stale == "keep" or staleness(offer.oldest, state.policy_version) <= config.max_staleness:
-            fresh.append(offer)
-        elif offer.oldest > state.policy_version and len(fresh) >= missing:
+        if config.stale == "keep" or staleness(one.oldest, state.policy_version) <= config.max_staleness:
+            fresh.append(one)
+        elif one.oldest > state.policy_version and len(fresh) >= missing:
             continue  # its turn comes when the learner has got as far again as a kill has thrown it back
         elif tried(state, position, attempt) >= config.max_attempts:
             aside.add(position)
@@ -74,7 +74,7 @@ def thrown_away(
     passed_over = not_drawn(seed, ids, state, window)
     late, lost = overdue(state, window, config, passed_over)
     aside = found.aside | given_up | lost | passed_over
-    learned = chosen | {offer.position for offer in found.taken}
+    learned = chosen | {one.position for one in found.taken}
     again = {position: attempt for position, attempt in (late | found.again).items() if position not in learned}
     return state.done_with((), aside - learned, again)
 

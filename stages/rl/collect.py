@@ -25,7 +25,7 @@ from data.job import Job
 from data.packing import balanced_parts
 from data.trajectories import Trajectories
 from stages.rl.children import endpoint
-from stages.rl.choice import Choice, Offer, choose, thrown_away
+from stages.rl.choice import Choice, Ready, choose, thrown_away
 from stages.rl.config import StageConfig
 from stages.rl.keeper import FAILURES
 from stages.rl.services import Services, window_of
@@ -44,7 +44,7 @@ CLOSE_SECONDS = 5.0
 class Share(NamedTuple):
     """A part of a batch."""
 
-    offers: list[Offer]
+    taken: list[Ready]
     """Its groups over all ranks, in the order of their places; the same on all ranks."""
     ranks: list[int]
     """Which learns from each."""
@@ -119,12 +119,12 @@ class Collector:
         part = -(-missing // self.job.world_size)
         while True:
             shelved = self.services.keeper.ready(lacking, part, LOOK_SECONDS)
-            mine = [Offer(s.position, s.attempt, s.tokens, s.samples, s.oldest, self.job.rank) for s in shelved]
+            mine = [Ready(s.position, s.attempt, s.tokens, s.samples, s.oldest, self.job.rank) for s in shelved]
             given_up = self.services.given_up() if self.job.is_first else ()
-            offers, given_up, stop, hurry = gathered(mine, given_up, self.stop, self._hurry.is_set(), self.ranks)
+            ready, given_up, stop, hurry = gathered(mine, given_up, self.stop, self._hurry.is_set(), self.ranks)
             if stop:
                 return None
-            found = choose(offers, self.state, missing, chosen, self.config.rl.asynchronous)
+            found = choose(ready, self.state, missing, chosen, self.config.rl.asynchronous)
             self._throw(found, given_up, chosen)
             self.there, stale = len(found.taken), stale + found.stale
             lacking = missing - self.there
@@ -132,13 +132,13 @@ class Collector:
                 break
             self._hurry.wait(pause) if not hurry else time.sleep(pause)
             pause = min(1.1 * pause, PAUSES[1])
-        shares = balanced_parts([offer.tokens for offer in found.taken], self.job.world_size)
+        shares = balanced_parts([one.tokens for one in found.taken], self.job.world_size)
         ranks = [0] * missing
         for rank, share in enumerate(shares):
             for place in share:
                 ranks[place] = rank
         here = {place + first_place: found.taken[place] for place in shares[self.job.rank]}
-        return Share(found.taken, ranks, self._fetch(here), self.state, stale, len(offers))
+        return Share(found.taken, ranks, self._fetch(here), self.state, stale, len(ready))
 
     def _throw(self, found: Choice, given_up: set[int], chosen: Set[int]) -> None:
         """Throw away what has to be, which the shard gets to know at once."""
@@ -148,11 +148,11 @@ class Collector:
             self.state = changed
             self.services.throw(changed)
 
-    def _fetch(self, wanted: dict[int, Offer]) -> Trajectories:
+    def _fetch(self, wanted: dict[int, Ready]) -> Trajectories:
         """The groups at these places of the batch, from their shards."""
         parts: list[Trajectories] = []
-        for shard in sorted({offer.shard for offer in wanted.values()}):
-            places = [place for place, offer in wanted.items() if offer.shard == shard]
+        for shard in sorted({one.shard for one in wanted.values()}):
+            places = [place for place, one in wanted.items() if one.shard == shard]
             part = self._take(shard, [(wanted[place].position, wanted[place].attempt) for place in places])
             parts.append(replace(part, groups=np.array(places, np.int32)[part.groups]))
         joined = Trajectories.joined(parts) if parts else no_trajectories(len(self.config.rl.rewards))
@@ -172,31 +172,31 @@ class Collector:
                 pause = min(2 * pause, PAUSES[1])
 
 
-def is_in_order(taken: Sequence[Offer], state: State, chosen: Set[int]) -> bool:
+def is_in_order(taken: Sequence[Ready], state: State, chosen: Set[int]) -> bool:
     """Whether these are the positions that come next, but for the `chosen` ones."""
     passed = sum(1 for position in {*state.ahead, *chosen} if state.cursor <= position < taken[-1].position)
     return taken[-1].position - state.cursor + 1 == passed + len(taken)
 
 
 def gathered(
-    mine: Sequence[Offer], given_up: Sequence[int], stop: bool, hurry: bool, ranks: dist.ProcessGroup
-) -> tuple[list[Offer], set[int], bool, bool]:
-    """The offers of all ranks, the positions that rank 0 has given up, and whether any says stop, or is in a hurry.
+    mine: Sequence[Ready], given_up: Sequence[int], stop: bool, hurry: bool, ranks: dist.ProcessGroup
+) -> tuple[list[Ready], set[int], bool, bool]:
+    """The ready groups of all ranks, positions that rank 0 has given up, and whether any says stop, or is in a hurry.
 
     All ranks call it together.
     """
-    rows = [*mine, *(Offer(position, -1, 0, 0, 0, 0) for position in given_up)]
+    rows = [*mine, *(Ready(position, -1, 0, 0, 0, 0) for position in given_up)]
     most = torch.tensor([len(rows), stop, hurry])
     dist.all_reduce(most, dist.ReduceOp.MAX, ranks)
     count, stopped, hurried = most.tolist()
-    padded = torch.full((count, len(Offer._fields)), -1, dtype=torch.int64)
-    padded[: len(rows)] = torch.tensor(rows, dtype=torch.int64).reshape(-1, len(Offer._fields))
+    padded = torch.full((count, len(Ready._fields)), -1, dtype=torch.int64)
+    padded[: len(rows)] = torch.tensor(rows, dtype=torch.int64).reshape(-1, len(Ready._fields))
     everyones = [torch.empty_like(padded) for _ in range(dist.get_world_size())]
     if count:
         dist.all_gather(everyones, padded, ranks)
-    found = [Offer(*row) for row in torch.cat(everyones).tolist() if row[0] >= 0]
-    given = {offer.position for offer in found if offer.attempt < 0}
-    return [offer for offer in found if offer.attempt >= 0], given, bool(stopped), bool(hurried)
+    found = [Ready(*row) for row in torch.cat(everyones).tolist() if row[0] >= 0]
+    given = {one.position for one in found if one.attempt < 0}
+    return [one for one in found if one.attempt >= 0], given, bool(stopped), bool(hurried)
 
 
 def no_trajectories(num_terms: int) -> Trajectories:

@@ -13,8 +13,9 @@ from pathlib import Path
 import pyarrow as pa
 from processes import Actor, Files, Memory, Shard, group_like
 
+from data.segments import Origin
 from data.transport.endpoint import Endpoint
-from stages.rl.choice import Offer, choose, staleness, thrown_away
+from stages.rl.choice import Ready, choose, staleness, thrown_away
 from stages.rl.config import AsynchronousConfig
 from stages.rl.coordinator.coordinator import Coordinator
 from stages.rl.coordinator.status import Status
@@ -22,7 +23,6 @@ from stages.rl.coordinator.table import Table
 from stages.rl.messages import Advance, Ended, Join, Lease, Renewal, Source
 from stages.rl.prompts import row_at
 from stages.rl.state import State
-from stages.rl.store.shelf import Group
 
 SOURCE = Source(version=0, digest="", num_bytes=0, endpoint=Endpoint(host="here", port=1, token="t"))
 LEASE_SECONDS = 30.0
@@ -58,12 +58,12 @@ class World:
         self.ids = pa.chunked_array([[f"p{row}" for row in range(rows)]])
         self.bad, self.grader_fails = {f"p{row}" for row in range(min(bad, rows - 1))}, False
         self.now, self.names, self.starts = 1000.0, count(), count()
-        self.durable: set[Group] = set()
-        self.promised: set[Group] = set()
+        self.durable: set[Origin] = set()
+        self.promised: set[Origin] = set()
         """Acknowledged, and not thrown away."""
         self.zombies: list[Shard] = []
         """Processes that were taken for dead, and write what they have taken in later."""
-        self.late: list[Group] = []
+        self.late: list[Origin] = []
         self.actors: dict[str, Actor] = {}
         self.table = Table()
         self.checkpoint, self.committed, self.saved = json.dumps(State().to_json()), 0, Past()
@@ -139,7 +139,7 @@ class World:
                     if answered:
                         self.answer(actor, id, group, decision)
 
-    def answer(self, actor: Actor, id: str, group: Group, decision: str) -> None:
+    def answer(self, actor: Actor, id: str, group: Origin, decision: str) -> None:
         if decision in ("kept", "duplicate", "stale"):
             actor.forget(id)
             actor.ended.append(Ended(id=id, how="stored" if group.whole else "handed back"))
@@ -198,7 +198,7 @@ class World:
             if not self.untold:
                 assert len(shelved | set(leased)) <= self.window, "by what there really is"
 
-    def group(self, lease: Lease, whole: bool, version: int) -> Group:
+    def group(self, lease: Lease, whole: bool, version: int) -> Origin:
         begun = self.shard_of(lease.position).known().get(lease.position) if lease.partial else None
         if begun is not None:
             version = min(version, begun.oldest)
@@ -256,11 +256,11 @@ class World:
 
     def begin_batch(self, state: State) -> None:
         self.looking, self.rounds, self.full = state, 0, False
-        self.offers: list[Offer] = []
-        self.kept: list[Offer] = []
+        self.taken: list[Ready] = []
+        self.kept: list[Ready] = []
         self.lacking = 0
-        self.fetching: list[Offer] = []
-        self.fetched: list[Offer] = []
+        self.fetching: list[Ready] = []
+        self.fetched: list[Ready] = []
 
     def look(self) -> None:
         """At what is there: a round is taken once there is enough of it, the rest judged."""
@@ -269,17 +269,17 @@ class World:
         shelved = [
             (shard, group) for shard in self.shards if shard.shelf.restored for group in shard.shelf.ready(self.lacking)
         ]
-        offers = [Offer(g.position, g.attempt, g.tokens, g.samples, g.oldest, s.number) for s, g in shelved]
-        missing, chosen = self.prompts - len(self.kept), {offer.position for offer in self.offers}
+        ready = [Ready(g.position, g.attempt, g.tokens, g.samples, g.oldest, s.number) for s, g in shelved]
+        missing, chosen = self.prompts - len(self.kept), {one.position for one in self.taken}
         given_up = set(self.status.set_aside) if self.status else set[int]()
-        found = choose(offers, self.looking, missing, chosen, self.config)
+        found = choose(ready, self.looking, missing, chosen, self.config)
         state = thrown_away(self.looking, found, given_up, chosen, SEED, self.ids, self.window, self.config)
         if state != self.looking:
             self.set_aside(state)
             self.tell(state)
         self.lacking = missing - len(found.taken)
         if not self.lacking:
-            assert not [offer for offer in found.taken if state.is_done(offer.position)], "taken, and done with"
+            assert not [one for one in found.taken if state.is_done(one.position)], "taken, and done with"
             self.fetching, self.fetched = found.taken, []
 
     def set_aside(self, state: State) -> None:
@@ -288,19 +288,19 @@ class World:
 
     def fetch(self, number: int, teaches: Callable[[int], bool] = lambda _: True) -> None:
         """What was chosen, from its shard; the last part ends the round."""
-        wanted = [offer for offer in self.fetching if offer.shard == number]
+        wanted = [one for one in self.fetching if one.shard == number]
         if not wanted or not self.shards[number].shelf.restored:
             return
-        self.shards[number].shelf.take([(offer.position, offer.attempt) for offer in wanted])  # it has what it had
-        self.fetching = [offer for offer in self.fetching if offer.shard != number]
+        self.shards[number].shelf.take([(one.position, one.attempt) for one in wanted])  # it has what it had
+        self.fetching = [one for one in self.fetching if one.shard != number]
         self.fetched += wanted
         if not self.fetching:
             self.end_round(teaches)
 
     def end_round(self, teaches: Callable[[int], bool]) -> None:
-        self.offers, self.rounds = self.offers + self.fetched, self.rounds + 1
+        self.taken, self.rounds = self.taken + self.fetched, self.rounds + 1
         rejected = {one.position for one in self.fetched if self.resample and not teaches(one.position)}
-        self.kept += [offer for offer in self.fetched if offer.position not in rejected]
+        self.kept += [one for one in self.fetched if one.position not in rejected]
         self.full = self.rounds > self.resample or len(self.kept) == self.prompts
         if self.full and not self.kept:  # the last round stands for the step
             self.kept = self.fetched
@@ -313,7 +313,7 @@ class World:
         if not self.full or self.tries <= 1:
             return
         self.tries -= 1
-        self.set_aside(self.looking.refused({offer.position: offer.attempt + 1 for offer in self.offers}))
+        self.set_aside(self.looking.refused({one.position: one.attempt + 1 for one in self.taken}))
         self.begin_batch(self.looking)
         self.tell(self.looking)
 
@@ -321,28 +321,28 @@ class World:
         """The update is made: what was taken is done with."""
         if not self.full:
             return
-        version, positions = self.looking.policy_version, [offer.position for offer in self.kept]
+        version, positions = self.looking.policy_version, [one.position for one in self.kept]
         assert {position for position in positions if self.looking.is_done(position)} <= self.past.rejected
         if self.config.stale != "keep":
-            assert all(staleness(offer.oldest, version) <= self.config.max_staleness for offer in self.kept)
+            assert all(staleness(one.oldest, version) <= self.config.max_staleness for one in self.kept)
         prompts = {self.ids[row_at(SEED, position, len(self.ids))].as_py() for position in positions}
         failed = sorted(prompts & self.bad) if self.grader_fails else []
         self.past.trained += positions
         self.past.rejected -= set(positions)
-        state = self.looking.done_with([offer.position for offer in self.offers], (), {})
+        state = self.looking.done_with([one.position for one in self.taken], (), {})
         self.state, self.tries = state.after_step(state.cursor, 1, 1.0, failed), 0
         self.begin_batch(self.state)
         self.tell(self.state)
 
     def commit(self) -> None:
         """What the last step has left, whatever was done for the next one."""
-        if not self.offers and self.looking == self.state:
+        if not self.taken and self.looking == self.state:
             self.checkpoint, self.saved = json.dumps(self.state.to_json()), self.past.copy()
             self.committed = self.state.cursor
 
     def end(self) -> None:
         """The last step is done and committed; actors go. The run may be given more steps later."""
-        if not self.offers and self.looking == self.state:
+        if not self.taken and self.looking == self.state:
             self.commit()
             self.over = True
         if self.over:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.rl.choice import OVERDUE, Choice, Offer, choose, not_drawn, overdue, staleness, thrown_away
+from stages.rl.choice import OVERDUE, Choice, Ready, choose, not_drawn, overdue, staleness, thrown_away
 from stages.rl.config import AsynchronousConfig
 from stages.rl.prompts import row_at
 from stages.rl.state import MAX_FAILURES, State
@@ -16,29 +16,29 @@ from stages.rl.state import MAX_FAILURES, State
 PROMPTS, WINDOW = 4, 12
 
 
-def offer(position: int, oldest: int = 0, attempt: int = 0) -> Offer:
-    return Offer(position, attempt, tokens=10, samples=4, oldest=oldest, shard=position % 2)
+def ready(position: int, oldest: int = 0, attempt: int = 0) -> Ready:
+    return Ready(position, attempt, tokens=10, samples=4, oldest=oldest, shard=position % 2)
 
 
 def test_the_lowest_positions_are_taken_in_whatever_order_they_are_offered() -> None:
-    found = choose([offer(9), offer(2), offer(5)], State(), 2, frozenset(), AsynchronousConfig())
+    found = choose([ready(9), ready(2), ready(5)], State(), 2, frozenset(), AsynchronousConfig())
     assert [one.position for one in found.taken] == [2, 5]
     assert not found.again and not found.aside and not found.stale
 
 
 def test_what_is_done_with_chosen_or_of_an_attempt_that_was_thrown_away_is_passed_over() -> None:
     state = State(cursor=3, ahead=(5,), attempts={4: 1})
-    offers = [offer(position) for position in range(8)]
-    found = choose(offers, state, 9, frozenset({6}), AsynchronousConfig())
+    there = [ready(position) for position in range(8)]
+    found = choose(there, state, 9, frozenset({6}), AsynchronousConfig())
     assert [one.position for one in found.taken] == [3, 7]
-    assert [one.position for one in choose([offer(4, attempt=1)], state, 9, frozenset(), AsynchronousConfig()).taken]
+    assert [one.position for one in choose([ready(4, attempt=1)], state, 9, frozenset(), AsynchronousConfig()).taken]
 
 
 @pytest.mark.parametrize("stale", ["requeue", "drop"])
 def test_what_is_too_old_is_played_again_until_it_was_tried_too_often(stale: str) -> None:
     config = AsynchronousConfig.model_validate({"max_staleness": 2, "max_attempts": 3, "stale": stale})
     state = State(policy_version=9)
-    found = choose([offer(1, 6), offer(2, 6, attempt=2), offer(3, 7)], state, 9, frozenset(), config)
+    found = choose([ready(1, 6), ready(2, 6, attempt=2), ready(3, 7)], state, 9, frozenset(), config)
     assert [one.position for one in found.taken] == [3]
     assert found.again == {1: 1} and found.aside == {2} and found.stale == 2
     after = state.done_with((), found.aside, found.again)
@@ -47,7 +47,7 @@ def test_what_is_too_old_is_played_again_until_it_was_tried_too_often(stale: str
 
 def test_kept_is_what_is_too_old_when_the_algorithm_corrects_for_it() -> None:
     config = AsynchronousConfig(max_staleness=1, stale="keep")
-    found = choose([offer(1, 0)], State(policy_version=9), 9, frozenset(), config)
+    found = choose([ready(1, 0)], State(policy_version=9), 9, frozenset(), config)
     assert [one.position for one in found.taken] == [1] and found.stale == 0
 
 
@@ -59,7 +59,7 @@ def test_a_version_that_a_kill_has_taken_back_is_as_far_away_as_an_old_one_and_s
 def test_after_a_kill_all_is_trained_again_from_the_journal_and_nothing_is_played_again() -> None:
     """The learner falls back from version 10 to 5; the version that has learned from a batch has also begun it."""
     config, state = AsynchronousConfig(max_staleness=2), State(policy_version=5, cursor=20)
-    journal = [offer(20 + place, 5 + place // PROMPTS) for place in range(5 * PROMPTS)]
+    journal = [ready(20 + place, 5 + place // PROMPTS) for place in range(5 * PROMPTS)]
     for _ in range(5):
         found = choose(journal, state, PROMPTS, frozenset(), config)
         assert not found.again and not found.aside and len(found.taken) == PROMPTS
@@ -70,7 +70,7 @@ def test_after_a_kill_all_is_trained_again_from_the_journal_and_nothing_is_playe
 
 def test_what_a_lost_version_has_played_is_thrown_away_when_its_turn_comes_and_it_is_still_too_far_away() -> None:
     config, state = AsynchronousConfig(max_staleness=2), State(policy_version=5)
-    found = choose([offer(0, 9), offer(1, 6), offer(2, 9)], state, 1, frozenset(), config)
+    found = choose([ready(0, 9), ready(1, 6), ready(2, 9)], state, 1, frozenset(), config)
     assert found.again == {0: 1} and [one.position for one in found.taken] == [1] and found.stale == 1
 
 
@@ -78,10 +78,10 @@ def test_what_was_refused_for_no_fault_of_the_prompts_costs_them_no_attempt() ->
     config = AsynchronousConfig(max_staleness=2, max_attempts=2)
     state = State(policy_version=9).refused({1: 1}).refused({1: 2})
     assert state.attempts == {1: 2} and state.excused == {1: 2}
-    first = choose([offer(1, 0, attempt=2)], state, 1, frozenset(), config)
+    first = choose([ready(1, 0, attempt=2)], state, 1, frozenset(), config)
     assert first.again == {1: 3}
     state = State.from_json(json.loads(json.dumps(state.done_with((), (), first.again).to_json())))
-    assert choose([offer(1, 0, attempt=3)], state, 1, frozenset(), config).aside == {1}
+    assert choose([ready(1, 0, attempt=3)], state, 1, frozenset(), config).aside == {1}
     assert state.done_with([1], (), {}).excused == {}
 
 
@@ -168,8 +168,8 @@ def test_a_position_that_is_done_with_stays_so_and_is_counted_once(
 
 @given(st.sets(st.integers(0, 30)), st.integers(1, 5), st.dictionaries(st.integers(0, 30), st.integers(0, 9)))
 def test_no_offer_is_both_taken_and_thrown_away(positions: set[int], missing: int, versions: dict[int, int]) -> None:
-    offers = [offer(position, versions.get(position, 9)) for position in positions]
-    found = choose(offers, State(policy_version=9), missing, frozenset(), AsynchronousConfig())
+    there = [ready(position, versions.get(position, 9)) for position in positions]
+    found = choose(there, State(policy_version=9), missing, frozenset(), AsynchronousConfig())
     taken = {one.position for one in found.taken}
     assert len(taken) <= missing and taken.isdisjoint(found.again) and taken.isdisjoint(found.aside)
     assert found.stale == len(found.again) + len(found.aside)

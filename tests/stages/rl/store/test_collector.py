@@ -66,7 +66,7 @@ def test_what_a_look_takes_is_never_thrown_away_be_it_overdue_or_given_up(
     assert client.put(lease(8, 1), played(8, 1), whole=True, member="a") == "kept"
     assert collector.wait(LIMIT)
     share = collector.end()
-    assert share and [(offer.position, offer.attempt) for offer in share.offers] == [(5, 0), (6, 0), (7, 0), (8, 1)]
+    assert share and [(one.position, one.attempt) for one in share.taken] == [(5, 0), (6, 0), (7, 0), (8, 1)]
     assert share.mine.groups.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     assert share.state == services.thrown[-1] and len(services.thrown) == 1
 
@@ -79,7 +79,7 @@ def test_what_is_learned_from_is_not_taken_again_and_waiting_ends_when_told_to_s
     collector.begin(STATE, 1, 0, frozenset({5}))
     assert collector.wait(LIMIT)
     share = collector.end()
-    assert share and [offer.position for offer in share.offers] == [6]
+    assert share and [one.position for one in share.taken] == [6]
     collector.begin(STATE, 1, 0, frozenset({5, 6}))
     assert not collector.wait(0.1)
     collector.stop = True
@@ -99,10 +99,10 @@ def test_it_waits_for_what_comes_next_in_order_until_a_learner_waits(shards: Sha
         assert time.monotonic() < end
         time.sleep(0.01)
     share = collector.end()
-    assert share and [offer.position for offer in share.offers] == [5, 6]
+    assert share and [one.position for one in share.taken] == [5, 6]
     collector.begin(state, 1, 0, frozenset({5, 6}))
     time.sleep(0.3)
     assert not collector.share.done()
     assert collector.wait(LIMIT)
     share = collector.end()
-    assert share and [offer.position for offer in share.offers] == [8]
+    assert share and [one.position for one in share.taken] == [8]
