@@ -49,11 +49,17 @@ class Origin:
     """The oldest version of its tokens; -1 without one."""
     samples: int
     tokens: int
+    """Of all its sequences, prompts as well."""
     num_bytes: int
     played: float
     """Unix time at which it came."""
     member: str
     """The actor that played it (the last one), in ASCII, at most 64 characters."""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """What names it: position and attempt."""
+        return self.position, self.attempt
 
 
 class Column(NamedTuple):

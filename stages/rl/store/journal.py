@@ -18,7 +18,6 @@ from typing import NamedTuple
 from checkpoints.commit import ASIDE, sync
 from data.segments import Column, Origin, Span, read_columns, read_group, read_origins, spans, write_segment
 from data.trajectories import Trajectories
-from stages.rl.store.shelf import Group
 
 FOLDER = "trajectories"
 
@@ -66,7 +65,7 @@ class Journal:
         self.attributes = {**attributes, "shard": shard, "shards": shards}
         self.folder.mkdir(parents=True, exist_ok=True)
         self._numbers, self._lock = count(), threading.Lock()
-        self._where: dict[Group, tuple[Segment, Span]] = {}
+        self._where: dict[Origin, tuple[Segment, Span]] = {}
         self._last: dict[Path, int] = {}
         """The highest position of each segment that may go when a checkpoint is done with it."""
 
@@ -76,21 +75,19 @@ class Journal:
             if Name.of(path).shard % self.shards == self.shard:
                 path.unlink(missing_ok=True)
 
-    def write(self, origins: Sequence[Origin], parts: Sequence[Trajectories]) -> list[Group]:
+    def write(self, origins: Sequence[Origin], parts: Sequence[Trajectories]) -> None:
         """Make groups durable, all of them in one segment."""
         path = self.path([entry.position for entry in origins])
         aside = path.with_name(path.name + ASIDE)
         columns = write_segment(aside, origins, parts, self.attributes)
-        groups = [group_of(entry) for entry in origins]
-        segment = Segment(path, columns, len(groups))
+        segment = Segment(path, columns, len(origins))
         with self._lock:  # so `load` finds it either on disk or not at all
             aside.replace(path)
             self._last[path] = Name.of(path).last
-            self._where |= {group: (segment, span) for group, span in zip(groups, spans(origins), strict=True)}
+            self._where |= {entry: (segment, span) for entry, span in zip(origins, spans(origins), strict=True)}
         sync(self.folder)
-        return groups
 
-    def load(self, cursor: int) -> list[Group]:
+    def load(self, cursor: int) -> list[Origin]:
         """All groups of this shard that may not be done with, from what lies on disk; what was known is forgotten."""
         with self._lock:
             self._where, self._last = {}, {}
@@ -111,17 +108,17 @@ class Journal:
         for path in gone:
             path.unlink(missing_ok=True)  # a kill before it only leaves it for the next start
 
-    def read(self, groups: Sequence[Group]) -> list[Trajectories]:
+    def read(self, groups: Sequence[Origin]) -> list[Trajectories]:
         """These groups, in this order, from the disk: what was put lately is in the system's memory."""
         with self._lock:
             found = [self._where[group] for group in groups]
         return [read_group(segment.path, segment.columns, span) for segment, span in found]
 
-    def trained(self, groups: Collection[Group]) -> None:
+    def trained(self, groups: Collection[Origin]) -> None:
         """They stay until a checkpoint is done with them, and nobody will ask for them before the next `load`."""
         self._end(groups, needed=True)
 
-    def throw(self, groups: Collection[Group]) -> None:
+    def throw(self, groups: Collection[Origin]) -> None:
         """They are of no use. A segment that has nothing else goes."""
         self._end(groups, needed=False)
 
@@ -135,7 +132,7 @@ class Journal:
         number = next(self._numbers)
         return self.folder / f"groups-{span}-of-{self.shards:04d}-{self.shard:04d}-{self.start}-{number:06d}.h5"
 
-    def _end(self, groups: Collection[Group], *, needed: bool) -> None:
+    def _end(self, groups: Collection[Origin], *, needed: bool) -> None:
         for group in groups:
             with self._lock:
                 segment, _ = self._where.pop(group, (None, None))
@@ -155,21 +152,6 @@ class Journal:
         for entry, span in zip(origins, spans(origins), strict=True):
             if entry.position % self.shards != self.shard:
                 segment.needed = True
-            elif group_of(entry) not in self._where:
-                self._where[group_of(entry)] = segment, span
+            elif entry not in self._where:
+                self._where[entry] = segment, span
                 segment.open += 1
-
-
-def group_of(entry: Origin) -> Group:
-    """As the shelf sees it."""
-    return Group(
-        position=entry.position,
-        attempt=entry.attempt,
-        whole=entry.whole,
-        samples=entry.samples,
-        tokens=entry.tokens,
-        oldest=entry.oldest,
-        num_bytes=entry.num_bytes,
-        played=entry.played,
-        member=entry.member,
-    )

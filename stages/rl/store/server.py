@@ -9,14 +9,14 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from data.segments import num_bytes, origin
+from data.segments import Origin, num_bytes, origin
 from data.trajectories import Trajectories
 from data.transport.server import Action, Incoming, Server
 from data.transport.trajectories import batches, from_batches, schema
 from stages.rl.messages import Inventory, Shelved
 from stages.rl.store.arrivals import Arrival, Room, by_groups
-from stages.rl.store.journal import Journal, group_of
-from stages.rl.store.shelf import Decision, Group, Shelf
+from stages.rl.store.journal import Journal
+from stages.rl.store.shelf import Decision, Shelf
 from stages.rl.store.wire import (
     Again,
     Answer,
@@ -98,7 +98,7 @@ class ShardServer(Server):
             raise pa.ArrowKeyError(f"there is no such group: {error}") from None
         return schema(self._num_terms), self._read(groups)
 
-    def _read(self, groups: Sequence[Group]) -> Iterator[pa.RecordBatch]:
+    def _read(self, groups: Sequence[Origin]) -> Iterator[pa.RecordBatch]:
         """Some groups at a time, so that small ones share a batch and not all are in memory at once."""
         first = 0
         while first < len(groups):
@@ -148,12 +148,11 @@ class ShardServer(Server):
 
     def _keep(self, offer: Offer, part: Trajectories) -> Decision | Waiting:
         entry = origin(offer.position, offer.attempt, offer.whole, time.time(), offer.member, part)
-        group = group_of(entry)
         with self._lock:
-            decision = self._shelf.put(group)
-        return self._writers.begin(Waiting(entry, group, part)) if decision == "kept" else decision
+            decision = self._shelf.put(entry)
+        return self._writers.begin(Waiting(entry, part)) if decision == "kept" else decision
 
-    def _settle(self, group: Group) -> Decision:
+    def _settle(self, group: Origin) -> Decision:
         with self._loading, self._lock:
             decision = self._shelf.settle(group)
             untidy = bool(self._shelf.thrown)
@@ -237,7 +236,7 @@ class ShardServer(Server):
             self._journal.throw(thrown)
 
 
-def _shelved(group: Group, state: Literal["partial", "ready", "taken"]) -> Shelved:
+def _shelved(group: Origin, state: Literal["partial", "ready", "taken"]) -> Shelved:
     return Shelved(
         position=group.position,
         attempt=group.attempt,
@@ -255,5 +254,8 @@ def _numbered(part: Trajectories, number: int) -> Trajectories:
     return replace(part, groups=np.full(len(part), number, np.int32))
 
 
-def _offered(offer: Offer) -> Group:
-    return Group(offer.position, offer.attempt, offer.whole, tokens=offer.tokens, num_bytes=offer.num_bytes)
+def _offered(offer: Offer) -> Origin:
+    return Origin(
+        offer.position, offer.attempt, offer.whole, oldest=-1, samples=offer.samples, tokens=offer.tokens,
+        num_bytes=offer.num_bytes, played=0.0, member=offer.member,
+    )  # fmt: skip

@@ -9,43 +9,17 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from data.segments import Origin
+
 Decision = Literal["kept", "duplicate", "stale", "full", "pending", "not yet"]
 """kept: now it is to be journalled, then settled. duplicate: it is not needed, for the position has what it needs.
 stale: the attempt was thrown away. The others say why the one who puts has to wait: full: until the learner has taken
 some; pending: another put of this position is on its way to the journal; not yet: nobody has restored the shelf."""
 
-Key = tuple[int, int]
-"""(position, attempt)"""
-
-
-@dataclass(frozen=True)
-class Group:
-    """A group as the shelf sees it."""
-
-    position: int
-    attempt: int
-    whole: bool
-    """False: its samples are half played."""
-    samples: int = 0
-    tokens: int = 0
-    """Of all its sequences, prompts as well."""
-    oldest: int = -1
-    """The oldest version of its tokens."""
-    num_bytes: int = 0
-    played: float = 0.0
-    """Unix time at which it was put."""
-    member: str = ""
-    """The actor that has put it."""
-
-    @property
-    def key(self) -> Key:
-        """What names it."""
-        return self.position, self.attempt
-
 
 @dataclass
 class Shelf:
-    """The groups of the positions of one shard that are not done with."""
+    """The groups of the positions of one shard that are not done with, each by what is known of it."""
 
     bound: int
     """Bytes of groups, from which on no further position is taken in."""
@@ -53,19 +27,19 @@ class Shelf:
     """Of all groups that are here or on their way to the journal."""
     cursor: int = 0
     restored: bool = False
-    thrown: list[Group] = field(default_factory=list[Group])
+    thrown: list[Origin] = field(default_factory=list[Origin])
     """Durable groups that are of no use any more; whoever removes them from the journal empties it."""
-    trained: list[Group] = field(default_factory=list[Group])
+    trained: list[Origin] = field(default_factory=list[Origin])
     """Those that were done with; whoever takes note of it empties it."""
     _ahead: set[int] = field(default_factory=set[int])
     _attempts: dict[int, int] = field(default_factory=dict[int, int])
-    _groups: dict[int, Group] = field(default_factory=dict[int, Group])
+    _groups: dict[int, Origin] = field(default_factory=dict[int, Origin])
     _taken: set[int] = field(default_factory=set[int])
-    _pending: dict[int, Group] = field(default_factory=dict[int, Group])
+    _pending: dict[int, Origin] = field(default_factory=dict[int, Origin])
     _missing: int = 0
     """Groups that are taken in beyond the bound, for a learner that waits for them."""
 
-    def restore(self, cursor: int, ahead: Iterable[int], attempts: Mapping[int, int], found: Iterable[Group]) -> None:
+    def restore(self, cursor: int, ahead: Iterable[int], attempts: Mapping[int, int], found: Iterable[Origin]) -> None:
         """Begin anew with the learner's state and with what the journal has; all else is forgotten.
 
         Of several groups of a position the best stays: whole before partial, then the latest attempt, then the
@@ -88,7 +62,7 @@ class Shelf:
         self.num_bytes = sum(group.num_bytes for group in [*self._groups.values(), *self._pending.values()])
         self.restored = True
 
-    def put(self, group: Group) -> Decision:
+    def put(self, group: Origin) -> Decision:
         """Whether `group` is taken in; if "kept", it is on its way until `settle`."""
         decision = self.would_put(group)
         if decision == "kept":
@@ -98,7 +72,7 @@ class Shelf:
             self.num_bytes += group.num_bytes
         return decision
 
-    def would_put(self, group: Group) -> Decision:
+    def would_put(self, group: Origin) -> Decision:
         """What `put` would say now."""
         if not self.restored:
             return "not yet"
@@ -115,7 +89,7 @@ class Shelf:
         # What all wait for is never refused either: faster actors would fill each gap with later positions, for ever.
         return "full" if self.is_full and position != self.cursor else "kept"
 
-    def settle(self, group: Group) -> Decision:
+    def settle(self, group: Origin) -> Decision:
         """`group` is durable, and what may be acknowledged: in the meantime it may have come to be of no use."""
         position = group.position
         if self._pending.get(position) == group:
@@ -136,12 +110,12 @@ class Shelf:
         """
         return self.num_bytes >= self.bound and not self._missing
 
-    def ready(self, missing: int = 0) -> list[Group]:
+    def ready(self, missing: int = 0) -> list[Origin]:
         """Whole groups that nobody has taken, by position. Asking again, a learner says how many it lacked before."""
         self._missing = missing
         return [self._groups[p] for p in sorted(self._groups) if self._groups[p].whole and p not in self._taken]
 
-    def take(self, keys: Sequence[Key]) -> list[Group]:
+    def take(self, keys: Sequence[tuple[int, int]]) -> list[Origin]:
         """Give these groups to the learner; those that it has already, too. KeyError where one is not here."""
         groups = [self._groups[position] for position, _ in keys]
         for group, key in zip(groups, keys, strict=True):
@@ -151,7 +125,7 @@ class Shelf:
         self._missing = 0
         return groups
 
-    def begun(self, position: int) -> list[Group]:
+    def begun(self, position: int) -> list[Origin]:
         """The half-played group of a position, if there is one."""
         group = self._groups.get(position)
         return [group] if group is not None and not group.whole else []
@@ -185,7 +159,7 @@ class Shelf:
         """The earliest attempt of a position that is still of use."""
         return self._attempts.get(position, 0)
 
-    def groups(self) -> list[tuple[Group, Literal["partial", "ready", "taken"]]]:
+    def groups(self) -> list[tuple[Origin, Literal["partial", "ready", "taken"]]]:
         """All that is here and durable, by position."""
         return [(self._groups[position], self._state(position)) for position in sorted(self._groups)]
 
@@ -194,7 +168,7 @@ class Shelf:
             return "taken"
         return "ready" if self._groups[position].whole else "partial"
 
-    def _wanted(self, group: Group) -> bool:
+    def _wanted(self, group: Origin) -> bool:
         return not self.is_done(group.position) and group.attempt >= self.attempt(group.position)
 
     def _drop(self, position: int) -> None:
@@ -203,10 +177,10 @@ class Shelf:
         self._taken.discard(position)
         self._throw(group)
 
-    def _throw(self, group: Group) -> None:
+    def _throw(self, group: Origin) -> None:
         # What was trained on stays in the journal until a checkpoint knows it.
         (self.trained if group.whole and self.is_done(group.position) else self.thrown).append(group)
 
 
-def _rank(group: Group) -> tuple[bool, int, int]:
+def _rank(group: Origin) -> tuple[bool, int, int]:
     return group.whole, group.attempt, group.tokens

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from data.segments import Origin
 from data.trajectories import Trajectories
 from stages.rl.store.journal import Journal
-from stages.rl.store.shelf import Decision, Group
+from stages.rl.store.shelf import Decision
 
 THREADS = 2
 """The disk writes for one while the other lays out its segment."""
@@ -30,7 +30,6 @@ class Waiting:
     """A group on its way."""
 
     origin: Origin
-    group: Group
     part: Trajectories
     journalled: threading.Event = field(default_factory=threading.Event)
     decision: Decision = "pending"
@@ -44,7 +43,7 @@ class Waiting:
 class Writers:
     """Of one shard. `settle` is called for each group as soon as it is durable."""
 
-    def __init__(self, journal: Journal, settle: Callable[[Group], Decision], current: Callable[[], bool]) -> None:
+    def __init__(self, journal: Journal, settle: Callable[[Origin], Decision], current: Callable[[], bool]) -> None:
         """`current` says whether this process is still the shard; if not, it ends."""
         self._journal, self._settle, self._current = journal, settle, current
         self._waiting: list[Waiting] = []
@@ -58,7 +57,7 @@ class Writers:
         """Make the group durable as soon as may be; `waiting.wait()` returns when it is."""
         with self._changed:
             self._waiting.append(waiting)
-            self._num_bytes += waiting.group.num_bytes
+            self._num_bytes += waiting.origin.num_bytes
             if len(self._waiting) == 1 or self._num_bytes >= ENOUGH_BYTES:  # else a thread waits for time to pass
                 self._changed.notify()
         return waiting
@@ -84,7 +83,7 @@ class Writers:
             # Whoever was announced in our place may have read the journal before these groups were in it.
             raise RuntimeError("another process has taken over this shard")
         for one in some:
-            one.decision = self._settle(one.group)
+            one.decision = self._settle(one.origin)
             one.journalled.set()
 
     def _gather(self) -> None:
@@ -99,9 +98,9 @@ class Writers:
     def _next(self) -> list[Waiting]:
         size, count = 0, 0
         while count < len(self._waiting) and (
-            not count or size + self._waiting[count].group.num_bytes <= SEGMENT_BYTES
+            not count or size + self._waiting[count].origin.num_bytes <= SEGMENT_BYTES
         ):
-            size, count = size + self._waiting[count].group.num_bytes, count + 1
+            size, count = size + self._waiting[count].origin.num_bytes, count + 1
         some, self._waiting = self._waiting[:count], self._waiting[count:]
         self._num_bytes -= size
         return some

@@ -6,41 +6,41 @@ from typing import Protocol
 
 import numpy as np
 
-from data.segments import origin
+from data.segments import Origin, origin
 from data.trajectories import Trajectories
 from stages.rl.messages import Ended, Inventory, Lease, Shelved
 from stages.rl.state import State
-from stages.rl.store.journal import Journal, group_of
-from stages.rl.store.shelf import Group, Shelf
+from stages.rl.store.journal import Journal
+from stages.rl.store.shelf import Shelf
 
 
 class Writes(Protocol):
     """The journal of one process of a shard; what it has written outlives it."""
 
-    def write_groups(self, groups: Collection[Group]) -> None: ...
-    def load(self, cursor: int) -> list[Group]: ...
-    def trained(self, groups: Collection[Group]) -> None: ...
-    def throw(self, groups: Collection[Group]) -> None: ...
+    def write_groups(self, groups: Collection[Origin]) -> None: ...
+    def load(self, cursor: int) -> list[Origin]: ...
+    def trained(self, groups: Collection[Origin]) -> None: ...
+    def throw(self, groups: Collection[Origin]) -> None: ...
     def committed(self, cursor: int) -> None: ...
 
 
 class Memory:
     """A journal in the memory of the test, with a group in each segment."""
 
-    def __init__(self, durable: set[Group], shard: int, shards: int) -> None:
+    def __init__(self, durable: set[Origin], shard: int, shards: int) -> None:
         self.durable, self.shard, self.shards = durable, shard, shards
 
-    def write_groups(self, groups: Collection[Group]) -> None:
+    def write_groups(self, groups: Collection[Origin]) -> None:
         self.durable.update(groups)
 
-    def load(self, cursor: int) -> list[Group]:
+    def load(self, cursor: int) -> list[Origin]:
         mine = [group for group in self.durable if group.position % self.shards == self.shard]
         return [group for group in mine if group.position >= cursor]
 
-    def trained(self, groups: Collection[Group]) -> None:
+    def trained(self, groups: Collection[Origin]) -> None:
         assert self.durable.issuperset(groups)
 
-    def throw(self, groups: Collection[Group]) -> None:
+    def throw(self, groups: Collection[Origin]) -> None:
         self.durable.difference_update(groups)
 
     def committed(self, cursor: int) -> None:
@@ -51,13 +51,14 @@ class Memory:
 class Files(Journal):
     """The real one."""
 
-    def write_groups(self, groups: Collection[Group]) -> None:
+    def write_groups(self, groups: Collection[Origin]) -> None:
         parts = [played(group.tokens, group.oldest) for group in groups]
         origins = [
             origin(group.position, group.attempt, group.whole, group.played, "a", part)
             for group, part in zip(groups, parts, strict=True)
         ]
-        assert self.write(origins, parts) == list(groups)
+        assert origins == list(groups)
+        self.write(origins, parts)
 
 
 def played(tokens: int, version: int) -> Trajectories:
@@ -71,9 +72,9 @@ def played(tokens: int, version: int) -> Trajectories:
     )  # fmt: skip
 
 
-def group_like(lease: Lease, *, whole: bool, tokens: int, version: int, when: float) -> Group:
+def group_like(lease: Lease, *, whole: bool, tokens: int, version: int, when: float) -> Origin:
     """As its shard will see it."""
-    return group_of(origin(lease.position, lease.attempt, whole, when, "a", played(tokens, version)))
+    return origin(lease.position, lease.attempt, whole, when, "a", played(tokens, version))
 
 
 class Shard:
@@ -82,19 +83,19 @@ class Shard:
     def __init__(self, number: int, shards: int, start: str, bound: int, journal: Writes) -> None:
         self.number, self.shards, self.start, self.journal = number, shards, start, journal
         self.shelf = Shelf(bound)
-        self.waiting: list[Group] = []
+        self.waiting: list[Origin] = []
         """Taken in, and on their way to the disk."""
-        self.written: list[Group] = []
+        self.written: list[Origin] = []
         """On the disk, and nobody knows it."""
 
-    def restore(self, state: State, committed: int, promised: set[Group]) -> None:
+    def restore(self, state: State, committed: int, promised: set[Origin]) -> None:
         found = self.journal.load(state.cursor)
         mine = {group for group in promised if group.position % self.shards == self.number}
         assert {group for group in mine if group.position >= state.cursor} <= set(found), "acknowledged, and lost"
         self.shelf.restore(state.cursor, state.ahead, state.attempts, found)
         self.tidy(committed, promised)
 
-    def put(self, group: Group) -> str:
+    def put(self, group: Origin) -> str:
         decision = self.shelf.put(group)
         if decision == "kept":
             self.waiting.append(group)
@@ -105,7 +106,7 @@ class Shard:
             self.journal.write_groups(self.waiting)
             self.written, self.waiting = self.written + self.waiting, []
 
-    def settle(self, promised: set[Group]) -> dict[Group, str]:
+    def settle(self, promised: set[Origin]) -> dict[Origin, str]:
         """What may be said of all that is written."""
         decisions = {group: self.shelf.settle(group) for group in self.written}
         self.written = []
@@ -113,12 +114,12 @@ class Shard:
         self.tidy(0, promised)
         return decisions
 
-    def hear(self, state: State, committed: int, promised: set[Group]) -> None:
+    def hear(self, state: State, committed: int, promised: set[Origin]) -> None:
         self.shelf.again(state.attempts)
         self.shelf.done(state.cursor, state.ahead)
         self.tidy(committed, promised)
 
-    def tidy(self, committed: int, promised: set[Group]) -> None:
+    def tidy(self, committed: int, promised: set[Origin]) -> None:
         thrown, trained = self.shelf.thrown, self.shelf.trained
         self.shelf.thrown, self.shelf.trained = [], []
         promised.difference_update(thrown)
@@ -126,7 +127,7 @@ class Shard:
         self.journal.throw(thrown)
         self.journal.committed(committed)
 
-    def known(self) -> dict[int, Group]:
+    def known(self) -> dict[int, Origin]:
         return {group.position: group for group, _ in self.shelf.groups()}
 
     def inventory(self) -> Inventory:
@@ -147,7 +148,7 @@ class Actor:
     """Of the weights with which each was begun."""
     hung: set[str] = field(default_factory=set[str])
     """Those that never end."""
-    putting: dict[str, Group] = field(default_factory=dict[str, Group])
+    putting: dict[str, Origin] = field(default_factory=dict[str, Origin])
     """Those that are put, and wait for the answer."""
     ended: list[Ended] = field(default_factory=list[Ended])
     joined: bool = False

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from data.segments import num_bytes, origin
+from data.segments import Origin, num_bytes, origin
 from data.trajectories import Trajectories
 from data.transport.client import Unreachable
 from data.transport.trajectories import batches
@@ -17,7 +17,7 @@ from stages.rl.store.arrivals import Room, by_groups
 from stages.rl.store.client import GaveUp, Restarted, ShardClient
 from stages.rl.store.journal import Journal
 from stages.rl.store.server import ShardServer
-from stages.rl.store.shelf import Group, Shelf
+from stages.rl.store.shelf import Shelf
 from stages.rl.store.wire import Offer
 from tests.stages.rl.store.conftest import SECONDS, Shards, lease, played
 from tests.stages.rl.store.test_shard import equal
@@ -101,7 +101,7 @@ class Slow(Journal):
     loads = 0
     read_all = threading.Event()
 
-    def load(self, cursor: int) -> list[Group]:
+    def load(self, cursor: int) -> list[Origin]:
         self.loads += 1
         assert self.read_all.wait(SECONDS)
         return super().load(cursor)
@@ -140,7 +140,8 @@ def test_a_restore_that_takes_longer_than_its_caller_waits_is_begun_once_and_mea
 
 def test_a_group_that_a_restore_has_found_and_thrown_away_before_it_was_settled_harms_nothing(tmp_path: Path) -> None:
     journal = Journal(tmp_path, 0, 1, "start", {"terms": "a,b"})
-    (group,) = journal.write([origin(0, 0, True, 1.0, "a", played(0))], [played(0)])
+    group = origin(0, 0, True, 1.0, "a", played(0))
+    journal.write([group], [played(0)])
     shelf = Shelf(100)
     shelf.restore(0, [], {}, [])
     shelf.put(group)

@@ -1,11 +1,12 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stages.rl.store.shelf import Group, Shelf
+from data.segments import Origin
+from stages.rl.store.shelf import Shelf
 
 
-def group(position: int, attempt: int = 0, whole: bool = True, tokens: int = 8, size: int = 10) -> Group:
-    return Group(position, attempt, whole, tokens=tokens, num_bytes=size)
+def group(position: int, attempt: int = 0, whole: bool = True, tokens: int = 8, size: int = 10) -> Origin:
+    return Origin(position, attempt, whole, 0, 8, tokens, size, 1.0, "a")
 
 
 def restored(bound: int = 100) -> Shelf:
@@ -14,7 +15,7 @@ def restored(bound: int = 100) -> Shelf:
     return shelf
 
 
-def keep(shelf: Shelf, one: Group) -> None:
+def keep(shelf: Shelf, one: Origin) -> None:
     assert shelf.put(one) == "kept"
     assert shelf.settle(one) == "kept"
 
@@ -132,7 +133,7 @@ CALLS = st.lists(st.tuples(KINDS, st.integers(0, 5)), max_size=80)
 @settings(max_examples=300, deadline=None)
 @given(CALLS)
 def test_over_any_schedule_no_position_is_trained_twice_and_the_bytes_add_up(calls: list[tuple[str, int]]) -> None:
-    shelf, durable, pending, trained = restored(10**6), list[Group](), list[Group](), list[int]()
+    shelf, durable, pending, trained = restored(10**6), list[Origin](), list[Origin](), list[int]()
     done, attempts = set[int](), dict[int, int]()
     for call, position in calls:
         if call == "put" and shelf.put(one := group(position, attempts.get(position, 0), position % 2 == 0)) == "kept":
