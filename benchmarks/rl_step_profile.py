@@ -1,6 +1,6 @@
 """Where the time of a step of reinforcement learning goes, and how near the arithmetic is to what the machine can do.
 
-The rl stage itself runs for a few steps, with its journal, parity gate and metrics, on one thread, with a fine-tuned
+The rl stage itself runs for a few steps, with its files, parity gate and metrics, on one thread, with a fine-tuned
 model of 0.3M and one of 3.7M parameters: Dr. GRPO, and PPO, whose experience has a forward pass. The figure is the
 sampled tokens/s of the first, against those of a step that would do nothing but its matrix products, at the rate of
 large ones.
@@ -25,11 +25,11 @@ from benchmarks.rl_step import Warm, demo, gemm_rate, larger, open_attempt, stag
 from data.job import Job
 from stages.environments.base import BaseEnvironment
 from stages.rl.forward import Forward
-from stages.rl.journal import Journal
 from stages.rl.log import StepLog
 from stages.rl.parity import Gate
 from stages.rl.rollouts import Player
 from stages.rl.samples import Samples
+from stages.rl.step_files import StepFiles
 from stages.rollout.torch.slots import Slots
 from stages.trainer.learner import Learner
 
@@ -144,8 +144,8 @@ def _watch(clock: Clock) -> Clock:
         clock.watch("grading", environment, "step")
     clock.watch("parity", Gate, "check_generation")
     clock.watch("parity", Gate, "compare")
-    clock.watch("journal", Journal, "read")
-    clock.watch("journal", Journal, "write")
+    clock.watch("files of rollouts", StepFiles, "read")
+    clock.watch("files of rollouts", StepFiles, "write")
     clock.watch("experience: the rest", loop, "make_experience")
     clock.watch("experience: forward", Forward, "_pass")
     clock.watch("update: the rest", loop, "update")

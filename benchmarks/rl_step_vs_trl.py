@@ -2,7 +2,7 @@
 
 A step generates 32 prompts x 8 samples at temperature 1 (at most 40 tokens; answers end by themselves, at ragged
 lengths), grades them, and takes two optimizer steps of Dr. GRPO without KL. Timed from the end of a step to the end
-of the next. On our side that is the rl stage itself, with its parity gate, journal of rollouts, metrics and log; on
+of the next. On our side that is the rl stage itself, with its parity gate, files of rollouts, metrics and log; on
 TRL's `GRPOTrainer.train` without logging, which has no such things. Checkpoints are in neither.
 
 Both are measured in seconds of the CPU on one thread, since a step this small is no faster on two, and in turn, TRL in

@@ -43,8 +43,8 @@ def train(config: StageConfig, algorithm: Algorithm, parts: Parts, folder: Path,
                 commit_step(parts, folder, state.policy_version, state, logs)
             raise Stopped(f"rl: {parts.budget.why()}, committed step {state.policy_version} of {rl.steps}")
         services.tell(batch.state)
-        summary = summarise(batch.everything, batch.prompts, parts.journal.terms, parts.environment.max_turns)
-        written = writer.submit(parts.journal.write, step, 0, state.policy_version, batch.kept)
+        summary = summarise(batch.everything, batch.prompts, parts.step_files.terms, parts.environment.max_turns)
+        written = writer.submit(parts.step_files.write, step, 0, state.policy_version, batch.kept)
         if step < rl.steps:
             batches.look_ahead(batch)
         collected = time.monotonic()

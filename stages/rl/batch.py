@@ -85,7 +85,7 @@ class Batches:
                 return None
             waited, state = waited + seconds, state.joined(share.state)
             compared = self.gate.compare(share.mine, step, state.policy_version) if self._is_first(step) else None
-            broken = broken_grader(share.mine, self.parts.journal.terms)
+            broken = broken_grader(share.mine, self.parts.step_files.terms)
             if broken or (compared and not compared.passes):
                 state, refused = self._thrown(state, share), refused + len(share.taken)
                 self._refuse(step, state.policy_version, broken, compared)

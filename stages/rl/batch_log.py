@@ -1,7 +1,7 @@
 """The log of every training batch in asynchronous mode: which groups an update learned from, and where they were from.
 
 One row a group (`stages.rl.rows`). The samples themselves are in trajectories/step-<step>-rank-<rank>.h5
-(`stages.rl.journal`), where `groups` are the places below.
+(`stages.rl.step_files`), where `groups` are the places below.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """The parity gate: the rollout engine computes what the policy computes, or the job stops.
 
 Known prompts are completed greedily whenever the engine has taken weights (so after each start, resume and wake too),
-and some samples of the rollouts are compared before they go to the journal. Each rank judges its own engine; where one
+and some samples of the rollouts are compared before they are written down. Each rank judges its own engine; where one
 is outside the limit all ranks stop with one ParityError, which says where they part (`stages.rl.diagnosis`).
 """
 

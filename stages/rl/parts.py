@@ -21,10 +21,10 @@ from stages.environments.registry import make
 from stages.environments.rewards import load_terms
 from stages.environments.self_test import NUM_TASKS, self_test
 from stages.rl.config import StageConfig
-from stages.rl.journal import Journal
 from stages.rl.log import StepLog
 from stages.rl.rows import RowLog
 from stages.rl.state import State
+from stages.rl.step_files import StepFiles
 from stages.trainer.device import any_rank
 from stages.trainer.learner import Learner
 from stages.trainer.policy import Policy, load_policy
@@ -43,7 +43,7 @@ class Parts(NamedTuple):
     learner: Learner
     reference: Policy | None
     """Frozen; None where the algorithm has no use for it."""
-    journal: Journal
+    step_files: StepFiles
     log: StepLog
     budget: Budget
     first: int
@@ -68,13 +68,13 @@ def begin(
     reference = load_reference(model, job) if algorithm.needs_reference else None
     first, saved = learner.resume(folder / "checkpoints") or (0, {})
     terms = [term.name for term in load_terms(config.rl.rewards)]
-    journal = Journal(folder, job, environment_hash(config.environment), terms)
+    step_files = StepFiles(folder, job, environment_hash(config.environment), terms)
     if job.is_first:
-        journal.resume(first)
+        step_files.resume(first)
     dist.barrier()
     log.resume(first)
     budget, state = Budget(job, folder, "rl"), State.from_json(saved)
-    return Parts(tokenizer, environment, train, known, learner, reference, journal, log, budget, first, state)
+    return Parts(tokenizer, environment, train, known, learner, reference, step_files, log, budget, first, state)
 
 
 def end_step(

@@ -17,7 +17,7 @@ from stages.rl.choice import staleness
 from stages.rl.prompts import request_seed
 
 TRAJECTORIES = "trajectories"
-"""Folder of the attempt, as in `stages.rl.journal`."""
+"""Folder of the attempt, as in `stages.rl.step_files`."""
 
 
 class Rebuilt(NamedTuple):
@@ -75,7 +75,7 @@ def show(console: Console, rebuilt: Sequence[Rebuilt], tokenizer: Path) -> int:
 
 
 def _groups(folder: Path, step: int) -> dict[int, Trajectories]:
-    """By place, what the ranks have learned from in `step` (`stages.rl.journal`)."""
+    """By place, what the ranks have learned from in `step` (`stages.rl.step_files`)."""
     found: dict[int, Trajectories] = {}
     for path in sorted((folder / TRAJECTORIES).glob(f"step-{step:06d}-*.h5")):
         shares, _ = read_trajectories(path)

@@ -17,13 +17,13 @@ from data.rows import Row
 from data.trajectories import Trajectories
 from stages.algorithms.algorithm import Algorithm
 from stages.rl.config import StageConfig
-from stages.rl.journal import Journal
 from stages.rl.parity import Comparison, Gate, metrics_of
 from stages.rl.prompts import draw_prompts
 from stages.rl.rollouts import Player, Task
 from stages.rl.samples import Samples
 from stages.rl.skipping import not_zero
 from stages.rl.state import State
+from stages.rl.step_files import StepFiles
 from stages.rl.summary import broken_grader
 from stages.trainer.device import any_rank, total
 
@@ -40,7 +40,7 @@ class Rollouts(NamedTuple):
     cursor: int
     """Behind all prompts that were drawn."""
     read_back: bool
-    """Whether this rank has found all of it in the journal."""
+    """Whether this rank has found all of it on disk."""
     metrics: dict[str, float]
 
 
@@ -53,7 +53,7 @@ class Rounds:
         algorithm: Algorithm,
         train: pa.Table,
         player: Player,
-        journal: Journal,
+        step_files: StepFiles,
         gate: Gate,
         first: int,
         playing: Callable[[], AbstractContextManager[None]],
@@ -61,8 +61,8 @@ class Rounds:
         """`train` is the split that prompts are drawn from; the engine generates inside `playing()`."""
         # It stays in Arrow's columns: as dictionaries, ten million rows would take 10 GB on every rank.
         self.config, self.algorithm, self.train = config, algorithm, train
-        self.player, self.journal, self.gate, self.first = player, journal, gate, first
-        self.job, self.playing = journal.job, playing
+        self.player, self.step_files, self.gate, self.first = player, step_files, gate, first
+        self.job, self.playing = step_files.job, playing
 
     def play(self, step: int, state: State) -> Rollouts:
         """Play `step` with the policy of `state`. All ranks call it together.
@@ -98,7 +98,7 @@ class Rounds:
         return Rollouts(kept_here, everything, ids, cursor, read_back, metrics)
 
     def _round(self, step: int, number: int, version: int, tasks: list[Task]) -> tuple[Trajectories, Comparison, bool]:
-        """Rollouts that the gate has passed and the journal has, and whether this rank has found them there.
+        """Rollouts that the gate has passed and the files of the step have, and whether this rank has found them there.
 
         Where they do not pass, or the grader is broken (RuntimeError), nothing is committed, so a later start plays
         them anew; but not what was found, which had passed before. The first step after a checkpoint was played by the
@@ -106,16 +106,16 @@ class Rounds:
         that this start has trained anew, which on a card are the same but for rounding, and are played anew where they
         part.
         """
-        found = self.journal.read(step, number, version, {task.slot: task.row["id"] for task in tasks})
+        found = self.step_files.read(step, number, version, {task.slot: task.row["id"] for task in tasks})
         trajectories = self._play(step, tasks) if found is None else found
         compared = self.gate.compare(trajectories, step, version)
         if not compared.passes and step > self.first + 1 and any_rank(found is not None):
             trajectories = trajectories if found is None else self._play(step, tasks)
             found = None
             compared = self.gate.compare(trajectories, step, version)
-        broken = broken_grader(trajectories, self.journal.terms)
+        broken = broken_grader(trajectories, self.step_files.terms)
         if found is None:
-            self.journal.write(step, number, version, trajectories, refused=bool(broken) or not compared.passes)
+            self.step_files.write(step, number, version, trajectories, refused=bool(broken) or not compared.passes)
         if not compared.passes:
             origin = "" if found is None else ", which were read back after a resume"
             self.gate.refuse(compared, version, f"rollouts of step {step}{origin}")

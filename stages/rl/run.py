@@ -47,19 +47,19 @@ def run(config: StageConfig, inputs: dict[str, Result], folder: Path, job: Job) 
 
 def _publish(config: StageConfig, parts: Parts, state: State, folder: Path, model: list[Path]) -> None:
     """Commit the manifest, which makes the folder a result; `model` are the model's files. Rank 0 calls it."""
-    journal = parts.journal
+    step_files = parts.step_files
     commit_manifest(
         folder,
         [
             *model,
-            *journal.files(),
+            *step_files.files(),
             *batch_files(folder),
             *row_files(folder / RATES),
             *metric_shards(folder),
             folder / WARNINGS,
         ],
         {**_first_and_last(folder), "steps": config.rl.steps, "tokens": state.tokens, "seconds": state.seconds},
-        environment_hash=journal.environment_hash,
+        environment_hash=step_files.environment_hash,
         tokenizer_digest=tokenizer_digest(parts.tokenizer),
         weights_digest=weights_digest(folder / "model"),
     )

@@ -16,12 +16,12 @@ from stages.rl.config import StageConfig
 from stages.rl.coordinator.client import Learners
 from stages.rl.coordinator.members import MemberState
 from stages.rl.coordinator.status import Status
-from stages.rl.journal import Journal
 from stages.rl.keeper import Keeper
 from stages.rl.messages import Advance, Source
 from stages.rl.parts import Parts
 from stages.rl.probe import Probe, make_probe, probe_again
 from stages.rl.state import State
+from stages.rl.step_files import StepFiles
 from stages.rl.weights.publish import Publisher, Snapshot
 from stages.rollout.parity import ParityError
 from stages.trainer.device import address_of
@@ -51,7 +51,7 @@ class Services:
         announced = endpoint(folder, "weights")
         self.publisher = at_end.enter_context(closing(Publisher(parts.learner, announced, folder / "weights")))
         self.children = at_end.enter_context(Children(job, folder))
-        self._begin_shard(folder, parts.journal)
+        self._begin_shard(folder, parts.step_files)
         self.learners: Learners | None = None
         self._begin_coordinator(folder)
         if job.is_first:
@@ -123,6 +123,7 @@ class Services:
                     ahead=state.ahead,
                     attempts=state.attempts,
                     excused=state.excused,
+                    positions_set_aside=state.positions_set_aside,
                 )
             )
 
@@ -191,7 +192,7 @@ class Services:
         if self.learners:
             self._speaker.submit(self.learners.end, why).result()
 
-    def _begin_shard(self, folder: Path, journal: Journal) -> None:
+    def _begin_shard(self, folder: Path, step_files: StepFiles) -> None:
         rank, settings = self.job.rank, self.config.rl.asynchronous
         name = f"shard-{rank:04d}"
         self.children.begin(
@@ -200,7 +201,7 @@ class Services:
             [
                 *("--announce", str(endpoint(folder, name)), "--host", address_of(self.job), "--folder", str(folder)),
                 *("--shard", str(rank), "--shards", str(self.job.world_size), "--bytes", str(settings.store_bytes)),
-                *("--terms", ",".join(journal.terms), "--environment-hash", journal.environment_hash),
+                *("--terms", ",".join(step_files.terms), "--environment-hash", step_files.environment_hash),
                 *(["--tls"] if settings.tls else []),
             ],
         )

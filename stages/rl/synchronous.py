@@ -27,7 +27,7 @@ def train(config: StageConfig, algorithm: Algorithm, parts: Parts, folder: Path,
     gate = Gate(learner, engine, rl, parts.known)
     player = Player(config, engine, parts.tokenizer, parts.environment, job)
     aside = Phases(rl.mode == "colocated", learner, parts.reference, engine)
-    rounds = Rounds(config, algorithm, parts.train, player, parts.journal, gate, parts.first, aside.playing)
+    rounds = Rounds(config, algorithm, parts.train, player, parts.step_files, gate, parts.first, aside.playing)
     for step in parts.budget.measured(range(state.policy_version + 1, rl.steps + 1)):
         started = time.monotonic()
         with aside.rollout():
@@ -36,7 +36,7 @@ def train(config: StageConfig, algorithm: Algorithm, parts: Parts, folder: Path,
             gate.check_generation(state.policy_version)
             rollouts = rounds.play(step, state)
             engine.sleep()
-        terms, max_turns = parts.journal.terms, parts.environment.max_turns
+        terms, max_turns = parts.step_files.terms, parts.environment.max_turns
         summary = summarise(rollouts.everything, rollouts.prompts, terms, max_turns)
         played = time.monotonic()
 

@@ -91,11 +91,11 @@ class Crash(BaseException):
     ("healthy", "moment"),
     [
         (False, "stages.rl.parity.Gate.compare"),
-        (False, "stages.rl.journal.Journal.write"),
+        (False, "stages.rl.step_files.StepFiles.write"),
         (False, "stages.rl.parity.Gate.refuse"),
         (False, "stages.rl.parity.diagnose"),
         (True, "stages.rl.parity.Gate.compare"),
-        (True, "stages.rl.journal.Journal.write"),
+        (True, "stages.rl.step_files.StepFiles.write"),
         (True, "checkpoints.commit.sync"),
     ],
 )
@@ -179,11 +179,11 @@ from checkpoints.manifest import NAME, Result
 from data.job import Job
 from stages.rl import parity, run
 from stages.rl.config import StageConfig
-from stages.rl.journal import Journal
+from stages.rl.step_files import StepFiles
 from stages.rl.rollouts import Player
 
 config, synth, sft, folder, rank, moment = sys.argv[1:]
-real_play, real_write = Player.play, Journal.write
+real_play, real_write = Player.play, StepFiles.write
 
 def play(self, step, tasks):
     played = real_play(self, step, tasks)
@@ -201,7 +201,7 @@ def write(self, step, *others, **options):
 
 Player.play = play
 if moment == "write":
-    Journal.write = write
+    StepFiles.write = write
 elif rank == "0":
     parity.diagnose = kill
 job = Job(rank=int(rank), world_size=2, rendezvous=Path(folder) / "rendezvous.json")

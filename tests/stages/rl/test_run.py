@@ -135,8 +135,8 @@ class Crash(BaseException):
 
 
 CRASHES = [
-    ("stages.rl.journal.write_trajectories", 1),
-    ("stages.rl.journal.write_trajectories", 3),
+    ("stages.rl.step_files.write_trajectories", 1),
+    ("stages.rl.step_files.write_trajectories", 3),
     ("stages.rl.synchronous.make_experience", 2),
     ("stages.rl.synchronous.make_experience", 4),
     ("stages.rl.synchronous.update", 3),

@@ -14,7 +14,7 @@ FOLDER = "trajectories"
 REFUSED = ".refused"
 
 
-class Journal:
+class StepFiles:
     """One HDF5 file for each step, round and rank. Each rank writes its own."""
 
     def __init__(self, folder: Path, job: Job, environment_hash: str, terms: Sequence[str]) -> None:
