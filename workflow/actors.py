@@ -25,6 +25,7 @@ from workflow.request import make_request
 COLUMNS = ("actor", "role", "node", "supernode", "tokens/s", "episodes/s", "busy", "version", "plays", "state")
 NUMBERS = COLUMNS[4:9]
 SHOWN_GONE = 16
+SHOWN_ASIDE = 3
 SILENT_SECONDS = 30.0
 """The coordinator notes its members every second; of an older note nobody knows whether it still holds."""
 
@@ -66,18 +67,20 @@ def _attempt(paths: RunPaths, record: Record) -> Path:
 
 def actors_table(attempt: Path) -> Table | None:
     """Members as the coordinator has noted them, tasks that have not joined, and what those that failed said."""
-    known = _members(attempt)
+    noted = _noted(attempt)
+    known = _members(noted)
     why = failures(attempt)
     over = _over(attempt)
     last = {_name(member): member for member in sorted(known, key=lambda member: member["since"])}
     rows = [_row(member, why.get(_name(member), "") if member in last.values() else "", over) for member in known]
-    if scored := _scored(attempt):
+    if scored := _scored(noted):
         rows = [(*row[:-1], f"{row[-1]}; {scored}") if row[1] == "evaluator" else row for row in rows]
     rows += _others(attempt, {member["job"] for member in known if member["gone"] is None})
     rows += [(member, *[""] * 8, f"failed: {said}") for member, said in why.items() if member not in last]
     if not rows:
         return None
-    table = Table(title="actors", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(title="actors", caption=_aside(noted), box=box.SIMPLE_HEAD, pad_edge=False)
+    table.title_justify = table.caption_justify = "left"
     for column in COLUMNS:
         table.add_column(column, justify="right" if column in NUMBERS else "left", overflow="fold")
     for row in rows:
@@ -85,21 +88,30 @@ def actors_table(attempt: Path) -> Table | None:
     return table
 
 
-def _members(attempt: Path) -> list[dict[str, Any]]:
+def _noted(attempt: Path) -> dict[str, Any]:
+    """What the coordinator has noted last; nothing before the first time."""
     path = attempt / TABLE
-    if not path.exists():
-        return []
-    found = json.loads(path.read_text())
+    return json.loads(path.read_text()) if path.exists() else {"members": [], "gone": []}
+
+
+def _members(found: dict[str, Any]) -> list[dict[str, Any]]:
     there = {member["name"] for member in found["members"]}
     gone = [member for member in found["gone"] if member["name"] not in there]
     return [*sorted(found["members"], key=lambda member: (member["role"], member["since"])), *gone[-SHOWN_GONE:]]
 
 
-def _scored(attempt: Path) -> str:
+def _scored(found: dict[str, Any]) -> str:
     """What the evaluator has found last; nothing before the first score."""
-    path = attempt / TABLE
-    scores = json.loads(path.read_text()).get("scores", []) if path.exists() else []
+    scores = found.get("scores")
     return "version {version}: {success:.1%} of {prompts} prompts".format(**scores[-1]) if scores else ""
+
+
+def _aside(found: dict[str, Any]) -> Text | None:
+    """How many positions the learners have set aside, and why the last of those that actors could not play."""
+    count = found.get("positions_set_aside", 0)
+    last = list(found.get("reasons", {}).items())[-SHOWN_ASIDE:]
+    lines = [f"positions set aside: {count}", *(f"position {position}: {why}" for position, why in last)]
+    return Text("\n".join(lines)) if count else None
 
 
 def _name(member: dict[str, Any]) -> str:

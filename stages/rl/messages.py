@@ -170,6 +170,8 @@ class Advance(Message):
     """Attempt of each position that is not done with and was thrown away before."""
     excused: dict[int, int] = Field(default_factory=dict[int, int])
     """How many of those were no fault of the position: they do not count among its tries."""
+    positions_set_aside: int = 0
+    """Positions that were set aside so far."""
 
 
 class Shelved(Message):

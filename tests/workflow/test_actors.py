@@ -68,6 +68,17 @@ def test_nobody_is_said_to_play_when_the_table_is_kept_up_to_date_no_more(tmp_pa
     assert "last heard of at" in line and "4/8" not in line
 
 
+def test_positions_that_were_set_aside_are_counted_and_the_last_ones_named_with_what_went_wrong(tmp_path):
+    reasons = {str(position): f"tried 4 times; the last time failed: error {position}" for position in range(9)}
+    table = {"members": [], "gone": [MEMBER | {"name": "12_1.0", "job": "12_1"}]}
+    (tmp_path / "actors.json").write_text(json.dumps(table | {"positions_set_aside": 12, "reasons": reasons}))
+    console = Console(width=200, record=True)
+    console.print(actors_table(tmp_path))
+    text = console.export_text()
+    assert "positions set aside: 12" in text and "position 5:" not in text
+    assert "position 8: tried 4 times; the last time failed: error 8" in text
+
+
 @pytest.mark.parametrize(("failed", "hopeless"), [(2, True), (1, False)])
 def test_a_run_is_given_up_when_all_actors_that_were_asked_for_failed_and_not_when_one_was_killed(
     tmp_path, failed, hopeless

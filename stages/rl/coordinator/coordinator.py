@@ -49,6 +49,7 @@ class Coordinator:
             losses=before.losses, set_aside=before.set_aside,
             expected={state.name for state in before.members if state.role == "actor"}, grace=now + GRACE_SECONDS,
         )  # fmt: skip
+        self.leases.waiting.reasons, self._positions_set_aside = dict(before.reasons), before.positions_set_aside
         self.members = Members(config.lease_seconds, before.gone, unix)
         # What ailed members under an earlier start of the learners is told no more: it would end each restart.
         same = before.learners == learners
@@ -109,7 +110,11 @@ class Coordinator:
         self.leases.advance(advance)
         if (advance.source.version, advance.cursor) != (self._source and self._source.version, self._cursor):
             self.steps += 1
-        self._source, self._cursor = advance.source, advance.cursor
+        self._source, self._cursor, self._positions_set_aside = (
+            advance.source,
+            advance.cursor,
+            advance.positions_set_aside,
+        )
         self._share()
         return self.status(now)
 
@@ -172,7 +177,8 @@ class Coordinator:
         return Table(
             written=now + self._unix, learners=self._learners, since=self._since,
             members=(*states, *self._before.values()), gone=tuple(self.members.gone),
-            losses=dict(waiting.losses), set_aside=dict(waiting.set_aside), scores=tuple(self._scores),
+            losses=dict(waiting.losses), set_aside=dict(waiting.set_aside), reasons=dict(waiting.reasons),
+            positions_set_aside=self._positions_set_aside, scores=tuple(self._scores),
         )  # fmt: skip
 
     def _actors(self) -> dict[str, Member]:

@@ -28,6 +28,11 @@ class Table(Message):
     losses: dict[int, int] = Field(default_factory=dict[int, int])
     """How often each position was lost with its actor or failed: restored, for it bounds the tries of a prompt."""
     set_aside: dict[int, str] = Field(default_factory=dict[int, str])
+    """Positions that were tried too often, and why, as long as the learner does not know."""
+    reasons: dict[int, str] = Field(default_factory=dict[int, str])
+    """The same of the last ones that it has set aside since."""
+    positions_set_aside: int = 0
+    """Positions that it has set aside in all: these, and those that were too old or whose prompts fail to be graded."""
     scores: tuple[Found, ...] = ()
 
 

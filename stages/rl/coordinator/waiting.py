@@ -10,6 +10,8 @@ from typing import NamedTuple
 from stages.rl.coordinator.facts import Facts
 from stages.rl.coordinator.promises import Promises
 
+KEPT = 64
+"""Reasons of positions that the learner has set aside, the newest."""
 Queue = list[tuple[int, int]]
 """A heap of (place, position). An entry that is not true any more is passed over when its turn comes."""
 
@@ -34,6 +36,8 @@ class Waiting:
         self.losses, self.set_aside = dict(losses), dict(set_aside)
         """How often each position was lost with its actor or failed (what learners threw away counts on top); those
         that were tried too often, and why, until the learner has them as done with."""
+        self.reasons: dict[int, str] = {}
+        """The same of those that the learner has set aside by now; a person may ask."""
         self.next = 0
         """The lowest position that was never heard of."""
         self._facts, self._promises, self._max_attempts, self._drop = facts, promises, max_attempts, drop
@@ -100,6 +104,8 @@ class Waiting:
 
     def learner_said(self) -> None:
         """What is done with is forgotten, and of what is gone it is clear now what became of it."""
+        told = [(p, why) for p, why in (self.reasons | self.set_aside).items() if self._facts.is_done(p)]
+        self.reasons = dict(told[-KEPT:])
         for known in (self.losses, self.set_aside, self._places, self._gone):
             for position in [position for position in known if self._facts.is_done(position)]:
                 del known[position]

@@ -90,6 +90,25 @@ def test_a_prompt_that_takes_its_actors_with_it_is_set_aside_and_the_learner_is_
     assert list(status.set_aside) == [0] and "lost with a1" in status.set_aside[0]
 
 
+def test_why_positions_were_set_aside_can_be_read_after_the_learner_knows_and_after_a_restart() -> None:
+    coordinator = _coordinator(window=1)
+    for number in range(2):
+        _join(coordinator, f"a{number}")
+        orders = _renew(coordinator, f"a{number}", 0.0, want=1)
+        ended = (Ended(id=orders.leases[0].id, how="failed", why="no answer"),)
+        _renew(coordinator, f"a{number}", 0.0, ended=ended)
+    aside = Advance(version=4, source=SOURCE, window=1, cursor=1, positions_set_aside=1)
+    coordinator.advance(aside, 1.0)
+    table = coordinator.table(1.0)
+    assert not table.set_aside and table.positions_set_aside == 1
+    assert table.reasons == {0: "tried 2 times; the last time failed: no answer"}
+    after = Coordinator(CONFIG, 1, "home", "d", table, 2.0)
+    after.advance(aside, 2.0)
+    assert after.table(2.0).reasons == table.reasons
+    after.advance(Advance(version=3, source=SOURCE, window=1, cursor=0), 3.0)  # back at a checkpoint
+    assert after.table(3.0).reasons == {} and after.table(3.0).positions_set_aside == 0
+
+
 def test_an_actor_that_was_started_anew_under_its_name_has_lost_its_prompts() -> None:
     coordinator = _coordinator(window=1)
     for _ in range(2):
