@@ -98,10 +98,10 @@ class Flight:
         self.seen: deque[list[int]] = deque()
         """What the environment said between those."""
         self.beginning: Completion | None = None
+        """Of the turn that is under way, what another player has heard."""
         self.sampling = SamplingConfig()
         self.budget: int | None = None
         """Tokens that may still be generated here; None: all."""
-        """Of the turn that is under way, what another player has heard."""
         self.environment.reset(task=start.task)
 
     def go_on_with(self, begun: Begun) -> None:
