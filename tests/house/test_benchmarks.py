@@ -45,6 +45,17 @@ def test_figures_are_written_into_the_table_of_asynchronous_mode_and_nowhere_els
     assert document.read_text() == text.format("5,717 and 2 x/s: **2,858.60**")
 
 
+def test_each_row_of_the_table_of_asynchronous_mode_gets_its_figure(tmp_path):
+    results, document = tmp_path / "results.json", tmp_path / "benchmarks.md"
+    figures = [frame.Figure(name=n, value=3, unit="s", baseline=2, ratio=1.5) for n in frame.benchmark_names()]
+    results.write_text(json.dumps([figure.model_dump() for figure in figures]))
+    document.write_text(frame.DOCUMENT.read_text())
+    frame.write_down(results, document)
+    section = document.read_text().partition("\n## Asynchronous mode\n")[2].partition("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| `")]
+    assert len(rows) >= 10 and all("| 3 and 2 s: **1.50** |" in row for row in rows)
+
+
 def test_curves_are_drawn_as_lines_from_below_to_above():
     panels = {"seed 1 → 2": [Line("one", [0.0, 0.5, 1.0]), Line("other", [0.25])], "seed 2": [Line("one", [1.0])]}
     picture = ElementTree.fromstring(draw(panels, "samples", 256))
