@@ -1,8 +1,9 @@
 """Samples a second of asynchronous mode with one actor and one learner, against synchronous mode.
 
 The rl stage itself in processes of its own on one thread each, with all that it writes but checkpoints: the demo's
-model, 32 prompts x 8 samples a step. Timed from the end of a step to the end of a later one, in turn. The share of the time in which the learner waits or communicates is printed, and the CPU time of a step of
-each process, their imports left out: on two cores their sum is what decides.
+model, 32 prompts x 8 samples a step. Timed from the end of a step to the end of a later one, in turn. The share of the
+time in which the learner waits or communicates is printed, and the CPU time of a step of each process, their imports
+left out: on two cores their sum is what decides.
 """
 
 import os
