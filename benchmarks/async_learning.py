@@ -57,7 +57,9 @@ def compare(seeds: Sequence[int]) -> dict[int, dict[str, Learned]]:
         panels[title] = [Line(mode, learned[mode].curve) for mode in MODES]
     Console().print(shown)
     rl = load([str(DEFAULT)]).rl
-    PICTURE.write_text(draw(panels, "samples", rl.prompts_per_step * rl.samples_per_prompt))
+    PICTURE.write_text(
+        draw(panels, "success of the samples of a step", "samples", rl.prompts_per_step * rl.samples_per_prompt)
+    )
     return found
 
 

@@ -1,6 +1,7 @@
 """Curves as an SVG picture, panel beside panel, in the colours of the dashboard."""
 
 from collections.abc import Mapping, Sequence
+from itertools import count
 from typing import NamedTuple
 
 COLOURS = ("#d9720b", "#1f77b4", "#14906f")
@@ -16,10 +17,12 @@ class Line(NamedTuple):
     values: Sequence[float]
 
 
-def draw(panels: Mapping[str, Sequence[Line]], below: str, each: int) -> str:
-    """The text of the picture. `below` is what the horizontal axis counts, `each` how many there are to a value."""
+def draw(panels: Mapping[str, Sequence[Line]], what: str, below: str, each: int) -> str:
+    """The text of the picture of `what`. The horizontal axis counts `below`, with `each` of them to a value."""
     width = LEFT + len(panels) * (WIDTH + GAP)
-    parts = [_text(LEFT + 95 * n, 22, line.name, COLOURS[n]) for n, line in enumerate(next(iter(panels.values())))]
+    parts = [_text(LEFT, 22, what, INK)]
+    for line, colour, left in zip(next(iter(panels.values())), COLOURS, count(LEFT + 240, 140), strict=False):
+        parts += [f'<path d="M{left} 18h22" stroke="{colour}" stroke-width="3"/>', _text(left + 28, 22, line.name, INK)]
     for number, (title, lines) in enumerate(panels.items()):
         parts += _panel(LEFT + number * (WIDTH + GAP), title, lines, below, each)
     size = f'width="{width}" height="{TOP + HEIGHT + 48}"'
@@ -35,15 +38,15 @@ def _panel(left: int, title: str, lines: Sequence[Line], below: str, each: int) 
         parts.append(f'<path d="M{left} {y}h{WIDTH}" stroke="{GRID}"/>')
         if left == LEFT:
             parts.append(_text(left - 6, y + 4, f"{25 * tick}%", SOFT, anchor="end"))
-    count = max(len(line.values) for line in lines)
+    values = max(len(line.values) for line in lines)
     for share in (0, 0.5, 1):
         parts.append(
-            _text(left + share * WIDTH, TOP + HEIGHT + 18, f"{share * count * each:,.0f}", SOFT, anchor="middle")
+            _text(left + share * WIDTH, TOP + HEIGHT + 18, f"{share * values * each:,.0f}", SOFT, anchor="middle")
         )
     parts.append(_text(left + WIDTH / 2, TOP + HEIGHT + 36, below, SOFT, anchor="middle"))
     for line, colour in zip(lines, COLOURS, strict=False):
         points = (
-            f"{left + WIDTH * place / count:.1f},{TOP + HEIGHT * (1 - value):.1f}"
+            f"{left + WIDTH * place / values:.1f},{TOP + HEIGHT * (1 - value):.1f}"
             for place, value in enumerate(line.values, 1)
         )
         parts.append(f'<polyline points="{" ".join(points)}" fill="none" stroke="{colour}" stroke-width="1.6"/>')

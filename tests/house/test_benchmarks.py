@@ -58,7 +58,7 @@ def test_each_row_of_the_table_of_asynchronous_mode_gets_its_figure(tmp_path):
 
 def test_curves_are_drawn_as_lines_from_below_to_above():
     panels = {"seed 1 → 2": [Line("one", [0.0, 0.5, 1.0]), Line("other", [0.25])], "seed 2": [Line("one", [1.0])]}
-    picture = ElementTree.fromstring(draw(panels, "samples", 256))
+    picture = ElementTree.fromstring(draw(panels, "success", "samples", 256))
     lines = [line.get("points").split() for line in picture.iter("{http://www.w3.org/2000/svg}polyline")]
     assert [len(line) for line in lines] == [3, 1, 1]
     places = [tuple(map(float, point.split(","))) for point in lines[0]]
