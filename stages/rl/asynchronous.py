@@ -65,11 +65,11 @@ def train(config: StageConfig, algorithm: Algorithm, parts: Parts, folder: Path,
         waiting, communication = batch.seconds_waiting, batch.seconds_agreeing + ended - updated
         seconds = {"experience": prepared - collected, "update": updated - prepared}
         seconds |= {"waiting": waiting, "communication": communication, "step": ended - started}
-        values = summary.metrics | batch.metrics | experience.metrics | learned | services.metrics()
+        values = summary.metrics | batch.metrics | experience.metrics | learned | services.news.metrics()
         values |= {"prompts_set_aside": len(state.set_aside), **speeds(values, len(batch.kept), seconds)}
         if step % rl.checkpoint.every_steps == 0:
             values |= services.weights_bytes()
-        played = rates_of(step, state.policy_version, services.members())
+        played = rates_of(step, state.policy_version, services.news.members())
         rates.add(played)
         parts.log.step(step, values, curves(played))
         if end_step(config, parts, folder, step, state, logs):
@@ -77,7 +77,7 @@ def train(config: StageConfig, algorithm: Algorithm, parts: Parts, folder: Path,
             services.keeper.committed(state)
     services.keeper.settle()
     services.end("the run is done")
-    if left := services.left_over():
+    if left := services.news.left_over():
         print(f"rl: the last step is done; left over, and not trained: {left}", flush=True)
     return state
 

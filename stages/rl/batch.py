@@ -18,11 +18,12 @@ from stages.rl.batch_log import REJECTED, Logged, digest
 from stages.rl.choice import Ready, staleness
 from stages.rl.collect import Collector, Share
 from stages.rl.config import StageConfig
+from stages.rl.news import Patience
 from stages.rl.parity import Comparison, Gate, metrics_of
 from stages.rl.parts import Parts
 from stages.rl.prompts import row_at
 from stages.rl.rounds import groups_in, with_signal
-from stages.rl.services import Patience, Services, window_of
+from stages.rl.services import Services, window_of
 from stages.rl.state import State
 from stages.rl.summary import broken_grader
 
@@ -61,7 +62,7 @@ class Batches:
     ) -> None:
         self.config, self.algorithm, self.parts, self.services, self.job = config, algorithm, parts, services, job
         self.gate = Gate(parts.learner, None, config.rl, ())
-        self.patience = Patience(services)
+        self.patience = Patience(services.news, job)
         self.ids = parts.train["id"]
         self.collector = Collector(config, self.ids, folder, job, services)
         self.refusals = 0
@@ -203,7 +204,7 @@ class Batches:
         self.services.check()
         vain = self.collector.state.positions_set_aside - self.set_aside
         if vain > HOPELESS * window_of(self.config):
-            why = "; ".join(sorted(set(self.services.reasons()))[:3]) or "rank 0 knows why"
+            why = "; ".join(sorted(set(self.services.news.reasons()))[:3]) or "rank 0 knows why"
             raise RuntimeError(
                 f"{vain} prompts in a row could not be played and were set aside ({why}); mend that first"
             )

@@ -28,6 +28,7 @@ from stages.rl.children import endpoint
 from stages.rl.choice import Choice, Ready, choose, thrown_away
 from stages.rl.config import StageConfig
 from stages.rl.keeper import FAILURES
+from stages.rl.servers import shard_name
 from stages.rl.services import Services, window_of
 from stages.rl.state import State
 from stages.rl.store.client import ShardClient
@@ -65,7 +66,7 @@ class Collector:
         """`ids` are those of the rows of the train split."""
         self.config, self.ids, self.job, self.services = config, ids, job, services
         self.window = window_of(config)
-        paths = [endpoint(folder, f"shard-{number:04d}") for number in range(job.world_size)]
+        paths = [endpoint(folder, shard_name(number)) for number in range(job.world_size)]
         self.shards = [ShardClient(path, TAKE_SECONDS / 10) for path in paths]
         ranks = dist.new_group(backend="gloo", timeout=timedelta(seconds=job.collective_seconds))
         assert isinstance(ranks, dist.ProcessGroup)
@@ -120,7 +121,7 @@ class Collector:
         while True:
             shelved = self.services.keeper.ready(lacking, part, LOOK_SECONDS)
             mine = [Ready(s.position, s.attempt, s.tokens, s.samples, s.oldest, self.job.rank) for s in shelved]
-            given_up = self.services.given_up() if self.job.is_first else ()
+            given_up = self.services.news.given_up() if self.job.is_first else ()
             ready, given_up, stop, hurry = gathered(mine, given_up, self.stop, self._hurry.is_set(), self.ranks)
             if stop:
                 return None

@@ -90,7 +90,7 @@ def stands_still(pulse: Pulse, seconds: float) -> str:
 
 
 def tell_the_learner(membership: Membership, error: Exception) -> None:
-    """Of what ends the run (`stages.rl.services.ENDS`): another actor would do no better."""
+    """Of what ends the run (`stages.rl.news.ENDS`): another actor would do no better."""
     trouble = f"{type(error).__name__}: {error}"
     membership.complain(trouble)
     membership.close(trouble)

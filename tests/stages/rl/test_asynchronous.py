@@ -163,7 +163,7 @@ def test_without_actors_the_learners_wait_and_say_so_and_go_on_when_one_comes(
     world: Any, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, config = world.attempt(), world.changed(mode="asynchronous", steps=2)
-    (learner,) = start(config, folder, before="import stages.rl.services as s; s.QUIET_SECONDS = 0.5\n")
+    (learner,) = start(config, folder, before="import stages.rl.news as n; n.QUIET_SECONDS = 0.5\n")
     deadline = time.monotonic() + LIMIT
     while "no actor is there" not in str((read_progress(folder) or {}).get("message")):
         assert learner.poll() is None and time.monotonic() < deadline
@@ -183,10 +183,10 @@ def test_a_child_that_ends_again_and_again_ends_the_run_with_its_last_words(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stages.rl.children.PAUSE_SECONDS", 0.0)
-    monkeypatch.setattr("stages.rl.services.Services._begin_shard", _broken_shard)
+    monkeypatch.setattr("stages.rl.services.begin_shard", _broken_shard)
     with pytest.raises(RuntimeError, match="(?s)its shard has ended with 1, 6 times .* its log.*No module named"):
         run(world.changed(mode="asynchronous"), world.inputs, world.attempt(), Job())
 
 
-def _broken_shard(self: Any, *_: Any) -> None:
-    self.children.begin("shard", "stages.rl.no_such_module", [])
+def _broken_shard(children: Any, *_: Any) -> None:
+    children.begin("shard", "stages.rl.no_such_module", [])

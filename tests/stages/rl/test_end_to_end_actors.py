@@ -16,7 +16,7 @@ from tests.stages.rl.test_asynchronous import LIMIT, actor, actors, assert_each_
 
 pytestmark = pytest.mark.slow
 Start = Callable[..., list[subprocess.Popen[bytes]]]
-QUIET = "import stages.rl.services as s; s.QUIET_SECONDS = 0.5\n"
+QUIET = "import stages.rl.news as n; n.QUIET_SECONDS = 0.5\n"
 LATE = 6
 STRAGGLER = f"""
 import sys, time

@@ -24,7 +24,7 @@ class Services:
     """Of the real ones what a collector needs: the keeper, what was given up, and who is told."""
 
     def __init__(self, keeper: Keeper) -> None:
-        self.keeper, self.given, self.thrown = keeper, list[int](), list[State]()
+        self.keeper, self.given, self.thrown, self.news = keeper, list[int](), list[State](), self
 
     def given_up(self) -> list[int]:
         return self.given
