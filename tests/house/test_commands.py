@@ -176,7 +176,8 @@ def test_the_cheap_commands_run_in_an_empty_folder(command, tmp_path):
 
 def test_a_run_is_opened_to_a_group_without_logs_tokens_and_locks(tmp_path):
     attempt = tmp_path / "runs/mine/sft/abc-1"
-    secret = [attempt / name for name in ("log/7.pkl", "rendezvous/7.json", "roll/7/0.json", ".job.lock")]
+    names = ("log/7.pkl", "rendezvous/7.json", "roll/7/0.json", "endpoints/shard-0000.json", "weights/1", ".job.lock")
+    secret = [attempt / name for name in (*names, "engine/mx0.json", "actors/7_0.0/relay-7_0.0.json")]
     shown = [attempt / "manifest.json", attempt / "checkpoints/step-1/state.json"]
     for path in [*secret, *shown]:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -187,5 +188,5 @@ def test_a_run_is_opened_to_a_group_without_logs_tokens_and_locks(tmp_path):
     subprocess.run(command, shell=True, cwd=tmp_path, check=True)
     assert {path.stat().st_mode & 0o777 for path in shown} == {0o640}
     assert {path.parent.stat().st_mode & 0o777 for path in shown} == {0o750}
-    closed = [attempt / name for name in ("log", "rendezvous", "roll", ".job.lock")]
+    closed = [attempt / name for name in ("log", "rendezvous", "roll", "endpoints", "weights", "engine")]
     assert {path.stat().st_mode & 0o070 for path in [*closed, *secret]} == {0}
