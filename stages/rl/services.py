@@ -18,6 +18,7 @@ from stages.rl.parts import Parts
 from stages.rl.probe import Probe, make_probe, probe_again
 from stages.rl.servers import begin_coordinator, begin_shard, begin_weights, shard_name
 from stages.rl.state import State
+from stages.rl.store.journal import remove_all
 from stages.rl.weights.publish import Publisher, Snapshot
 
 PROBED = 16
@@ -38,6 +39,8 @@ class Services:
         # The weights have to be there before their server, and go after it.
         announced = endpoint(folder, "weights")
         self.publisher = at_end.enter_context(closing(Publisher(parts.learner, announced, folder / "weights")))
+        self._done = False
+        at_end.callback(self._remove_journal, folder, job)
         self.children = at_end.enter_context(Children(job, folder))
         begin_shard(self.children, config, parts.step_files)
         begin_coordinator(self.children, config)
@@ -129,6 +132,12 @@ class Services:
         return {"weights_bytes_across": sum(crossed[sorted(crossed)[-2:][0]].values())} if crossed else {}
 
     def end(self, why: str) -> None:
-        """Tell all actors to go, after all else was said."""
+        """The last step is committed: tell all actors to go, after all else was said."""
+        self._done = True
         if self.learners:
             self._speaker.submit(self.learners.end, why).result()
+
+    def _remove_journal(self, folder: Path, job: Job) -> None:
+        """After the shard, which takes in groups as long as it runs. A result has no use for what was left over."""
+        if self._done:
+            remove_all(folder, job.rank, job.world_size)

@@ -71,9 +71,7 @@ class Journal:
 
     def remove_torn(self) -> None:
         """Delete what earlier processes of this shard, which are gone, have left half written."""
-        for path in self.folder.glob(f"groups-*{ASIDE}"):
-            if Name.of(path).shard % self.shards == self.shard:
-                path.unlink(missing_ok=True)
+        remove(self.folder, self.shard, self.shards, f"groups-*{ASIDE}")
 
     def write(self, origins: Sequence[Origin], parts: Sequence[Trajectories]) -> None:
         """Make groups durable, all of them in one segment."""
@@ -155,3 +153,18 @@ class Journal:
             elif entry not in self._where:
                 self._where[entry] = segment, span
                 segment.open += 1
+
+
+def remove_all(attempt: Path, shard: int, shards: int) -> None:
+    """Delete the journal of a shard that has ended, once the last step is committed: nobody will learn from it.
+
+    With that of all `shards` it is all that was ever there, also as another number of shards.
+    """
+    remove(attempt / FOLDER, shard, shards, "groups-*")
+
+
+def remove(folder: Path, shard: int, shards: int, pattern: str) -> None:
+    """Delete those of the segments that fall to a shard."""
+    for path in folder.glob(pattern):
+        if Name.of(path).shard % shards == shard:
+            path.unlink(missing_ok=True)

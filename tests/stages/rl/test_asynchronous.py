@@ -17,7 +17,6 @@ from checkpoints.manifest import NAME, Result
 from data.job import Job, Stopped
 from data.metrics import read_metrics
 from data.progress import read_progress
-from data.segments import read_origins
 from data.trajectories import read_trajectories
 from stages.rl.batch_log import read_batches
 from stages.rl.replay import rebuild
@@ -100,17 +99,32 @@ def test_two_learners_share_each_batch(world: Any, start: Start) -> None:
 
 
 @pytest.mark.slow
-def test_what_a_checkpoint_is_done_with_leaves_the_journals_and_is_rebuilt_without_them(
-    world: Any, start: Start
+def test_nothing_of_the_journals_is_left_in_a_result_and_its_batches_are_rebuilt_without_them(
+    world: Any, start: Start, capfd: Any
 ) -> None:
     folder, config = world.attempt(), world.changed(mode="asynchronous", steps=4)
     with actors(world, config, folder, 1):
         assert [process.wait(LIMIT) for process in start(config, folder)] == [0]
-    trained = set(read_batches(folder)["position"].to_pylist())
-    for path in (folder / "trajectories").glob("groups-*"):
-        assert not {entry.position for entry in read_origins(path)} <= trained
+    assert "the last step is done; left over, and not trained: " in capfd.readouterr().out
+    assert not list((folder / "trajectories").glob("groups-*"))
     for step in range(1, 5):
         assert not [one.wrong for one in rebuild(folder, step, config.seed) if one.wrong]
+
+
+@pytest.mark.slow
+def test_killed_just_before_its_result_is_published_the_next_start_publishes_it_without_actors(
+    world: Any, start: Start
+) -> None:
+    folder, config = world.attempt(), world.changed(mode="asynchronous", steps=3)
+    killed = "import os; import stages.rl.run as r; r.commit_manifest = lambda *_, **__: os._exit(9)\n"
+    with actors(world, config, folder, 1):
+        (learner,) = start(config, folder, before=killed)
+        assert learner.wait(LIMIT) == 9
+    assert not (folder / NAME).exists()
+    (learner,) = start(config, folder)
+    assert learner.wait(LIMIT) == 0
+    assert_each_position_was_trained_once(folder, 3, 4)
+    assert Result(folder / NAME).paths("trajectories/") and not list((folder / "trajectories").glob("groups-*"))
 
 
 def victims(learner: subprocess.Popen[bytes], kind: str, played: list[subprocess.Popen[bytes]]) -> list[psutil.Process]:

@@ -9,10 +9,12 @@ import h5py
 import numpy as np
 import pytest
 
+from checkpoints.commit import ASIDE
 from data.segments import read_origins
 from data.trajectories import Trajectories, read_trajectories
 from data.transport.client import Unreachable
 from stages.rl.store.client import GaveUp, Restarted, ShardClient, Store
+from stages.rl.store.journal import remove_all
 from stages.rl.store.writing import APART_SECONDS
 from tests.stages.rl.store.conftest import Shards, lease, played
 
@@ -353,6 +355,22 @@ def test_groups_that_come_soon_after_each_other_share_a_segment_and_one_that_com
         shard.put(lease(position), played(position), True, "a")
         alone.append(time.monotonic() - began)
     assert min(alone) < APART_SECONDS
+
+
+def test_a_run_that_is_done_leaves_no_segments_also_of_another_number_of_shards(shards: Shards) -> None:
+    for number in (0, 1):
+        shard = shards.begin(number, 2)
+        shard.restore(0, [], {})
+        assert shard.put(lease(number), played(number), True, "a") == "kept"
+    shards.kill(0)
+    shards.kill(1)
+    first, second = shards.segments()
+    torn = second.with_name(second.name + ASIDE)
+    torn.touch()
+    remove_all(shards.folder, 0, 2)
+    assert shards.segments() == [second, torn] and not first.exists()
+    remove_all(shards.folder, 0, 1)
+    assert shards.segments() == []
 
 
 def test_a_group_of_another_run_is_refused_in_words(shards: Shards) -> None:
