@@ -19,9 +19,14 @@ class Facts:
         self._inventories: dict[int, dict[int, Shelved]] = {}
         self._counts: dict[int, Counter[str]] = {}
 
-    def learner_says(self, advance: Advance) -> None:
-        """What is done with is what the learner says, also when it is less than before, as after its restart."""
+    def learner_says(self, advance: Advance) -> list[int]:
+        """What is done with is what the learner says, also when it is less than before, as after its restart.
+
+        Returns the positions whose samples it has thrown away since it spoke last.
+        """
+        before = self._advance
         self._advance, self._done = advance, frozenset(advance.ahead)
+        return [p for p, attempt in advance.attempts.items() if before and attempt > before.attempts.get(p, 0)]
 
     def shard_says(self, shard: int, inventory: Inventory) -> tuple[Mapping[int, Shelved], Mapping[int, Shelved]]:
         """What `shard` had before, and what it has now."""
@@ -77,6 +82,11 @@ class Facts:
         """As its shard has it."""
         return self._inventories.get(position % self.shards, {}).get(position)
 
+    def is_shelved(self, position: int) -> bool:
+        """Whether its shard has a group that was not thrown away."""
+        shelved = self.shelved(position)
+        return shelved is not None and shelved.attempt >= self.attempt(position)
+
     def is_whole(self, position: int, attempt: int = 0) -> bool:
         """Whether its shard has a whole group of this attempt or a later one."""
         shelved = self.shelved(position)
@@ -85,7 +95,7 @@ class Facts:
     def is_begun(self, position: int) -> bool:
         """Whether its shard has a half-played group of the present attempt."""
         shelved = self.shelved(position)
-        return shelved is not None and shelved.state == "partial" and shelved.attempt >= self.attempt(position)
+        return shelved is not None and shelved.state == "partial" and self.is_shelved(position)
 
     def is_too_old(self, position: int) -> bool:
         """Whether what its shard has would be thrown away at its turn."""

@@ -45,11 +45,16 @@ class Leases:
     def advance(self, advance: Advance) -> None:
         """What is done with is what the learner says."""
         facts = self.facts
-        facts.learner_says(advance)
+        thrown = facts.learner_says(advance)
         self.waiting.next = max(self.waiting.next, facts.end)
         self._look(self.promises.forget(facts.is_done, self._is_useless))
         self._look([position for position in self._out if facts.is_done(position)])
         self.waiting.learner_said()
+        for position in thrown:
+            self.promises.stored.pop(position, None)
+            self._look([position])
+            if position not in self._out:
+                self.waiting.thrown_away(position)
 
     def inventory(self, shard: int, inventory: Inventory, asked: float) -> None:
         """What `shard` has; it was asked at the time `asked`, so what was put before is in it."""
@@ -58,12 +63,13 @@ class Leases:
         known = list(self.promises.asked(shard, self._shards, asked))
         for position, one in now.items():
             held = self.promises.leased.get(position)
-            whole = one.state != "partial" and (held is None or one.attempt >= held.lease.attempt)
+            wanted = held.lease.attempt if held else self.facts.attempt(position)
+            whole = one.state != "partial" and one.attempt >= wanted
             if whole:
                 self.promises.free(position)
             self.waiting.found(position, whole=whole)
         for position, one in before.items():
-            if position not in now and position not in self.promises.leased:
+            if position not in now and position not in self.promises:
                 self.waiting.missed(position, one.attempt, asked)
         for position, stored in known:
             if stored and position not in now:
@@ -177,7 +183,7 @@ class Leases:
     def _look(self, positions: Iterable[int]) -> None:
         """Something has changed about these: they may be out, or no longer."""
         for position in positions:
-            if position in self.promises or (self.facts.shelved(position) and not self.facts.is_done(position)):
+            if position in self.promises or (self.facts.is_shelved(position) and not self.facts.is_done(position)):
                 self._out.add(position)
             else:
                 self._out.discard(position)

@@ -81,13 +81,17 @@ class Waiting:
         self.losses[position] = self.losses.get(position, 0) + 1
         self.again(position, why)
 
+    def thrown_away(self, position: int) -> None:
+        """What its shard had was too old."""
+        self.again(position, late=self._drop)
+
     def missed(self, position: int, attempt: int, now: float) -> None:
         """Its shard had it, and has it no more: trained, or thrown away, as the learner will say, or lost."""
         if self._facts.is_done(position):
             return
         self._gone.setdefault(position, Gone(attempt, now, self._facts.version))
         if self._facts.attempt(position) > attempt:
-            self.again(position, late=self._drop)
+            self.thrown_away(position)
 
     def found(self, position: int, *, whole: bool) -> None:
         """Its shard has it."""
@@ -111,7 +115,7 @@ class Waiting:
                 del known[position]
         for position, gone in list(self._gone.items()):
             if self._facts.attempt(position) > gone.attempt or self._facts.version > gone.version:
-                self.again(position, late=self._drop)
+                self.thrown_away(position)
 
     def find(self, before: float, out: Callable[[int], bool]) -> None:
         """What nobody has said a word of is given out again: what is gone since `before`, and what was never there.

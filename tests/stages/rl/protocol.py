@@ -194,9 +194,15 @@ class World:
         assert out <= max(self.window, before + brought)
         if any(not lease.partial for lease in given):
             assert out <= self.window and len(leased) <= self.window
-            shelved = {p for shard in self.shards for p in shard.known() if not self.heard.is_done(p)}
+            known = [group for shard in self.shards for group in shard.known().values()]
+            shelved = {group.position for group in known if self.heard_wants(group)}
             if not self.untold:
                 assert len(shelved | set(leased)) <= self.window, "by what there really is"
+
+    def heard_wants(self, group: Origin) -> bool:
+        """Whether it is of use, by what the coordinator was last told."""
+        position = group.position
+        return not self.heard.is_done(position) and group.attempt >= self.heard.attempts.get(position, 0)
 
     def group(self, lease: Lease, whole: bool, version: int) -> Origin:
         begun = self.shard_of(lease.position).known().get(lease.position) if lease.partial else None

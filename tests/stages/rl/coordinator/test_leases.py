@@ -3,6 +3,8 @@
 import time
 from typing import Any, Literal
 
+import pytest
+
 from data.transport.endpoint import Endpoint
 from stages.rl.coordinator.leases import Leases
 from stages.rl.messages import Advance, Ended, Inventory, Lease, Shelved, Source
@@ -199,12 +201,34 @@ def test_samples_that_were_too_old_are_played_again_with_the_next_attempt() -> N
     assert (lease.position, lease.attempt) == (0, 1)
 
 
-def test_dropped_prompts_come_back_behind_all_that_wait() -> None:
-    leases = _leases(_advance(window=8), _has(p0="ready", p3="ready"), drop=True)
+@pytest.mark.parametrize(("drop", "expected"), [(False, [0, 1, 2, 4]), (True, [1, 2, 0, 4])])
+def test_requeued_prompts_come_back_before_all_that_wait_and_dropped_ones_behind_them(
+    drop: bool, expected: list[int]
+) -> None:
+    leases = _leases(_advance(window=8), _has(p0="ready", p3="ready"), drop=drop)
     leases.expire(0.0)
     leases.advance(_advance(window=8, version=1, attempts={0: 1}))
     leases.inventory(0, _has(p3="ready"), asked=1.0)
-    assert _positions(leases.grant("a", 4, 1.0)) == [1, 2, 0, 4]
+    assert _positions(leases.grant("a", 4, 1.0)) == expected
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_what_was_thrown_away_is_given_out_as_soon_as_the_learner_says_so_whatever_its_shard_has_said(
+    known: bool,
+) -> None:
+    leases = _leases(_advance(window=2))
+    first, _ = leases.grant("a", 2, 0.0)
+    _store(leases, "a", first, 1.0)
+    if known:
+        leases.inventory(0, _has(p0="ready"), asked=2.0)
+    leases.advance(_advance(window=2, version=3, attempts={0: 1}))
+    leases.inventory(0, _has(p0="ready"), asked=2.0)  # before it heard
+    (again,) = leases.grant("a", 2, 3.0)
+    assert (again.position, again.attempt, again.partial) == (0, 1, False) and leases.room == 0
+    _store(leases, "a", again, 4.0)
+    leases.inventory(0, _has(), asked=3.5)
+    leases.advance(_advance(window=2, version=4, attempts={0: 1}))
+    assert leases.room == 0 and leases.grant("a", 1, 5.0) == ()
 
 
 def test_a_group_that_its_shard_lost_is_played_again() -> None:
