@@ -1,5 +1,6 @@
 """Asynchronous mode from end to end, with real processes, which are killed at random moments."""
 
+import json
 import os
 import random
 import subprocess
@@ -21,6 +22,7 @@ from data.trajectories import read_trajectories
 from stages.rl.batch_log import read_batches
 from stages.rl.replay import rebuild
 from stages.rl.run import run
+from stages.rl.state import State
 
 Start = Callable[..., list[subprocess.Popen[bytes]]]
 ACTOR = """
@@ -59,13 +61,22 @@ def actor(world: Any, config: Any, folder: Path, name: str, before: str = "") ->
     )
 
 
+def state_after(folder: Path, step: int) -> State:
+    """As the checkpoint has it."""
+    saved = json.loads((folder / "checkpoints" / f"step-{step:06d}" / "state.json").read_text())
+    return State.from_json(saved["state"]["caller"])
+
+
 def assert_each_position_was_trained_once(folder: Path, steps: int, prompts: int) -> None:
     batches = read_batches(folder)
     assert batches["step"].to_pylist() == [step for step in range(1, steps + 1) for _ in range(prompts)]
     positions = batches["position"].to_pylist()
     assert len(set(positions)) == len(positions) == steps * prompts
-    # No position was passed over: at most a window of later ones was ready before it.
-    assert set(range(steps * prompts - 3 * prompts)) <= set(positions)
+    state = state_after(folder, steps)
+    done = {*range(state.cursor), *state.ahead}
+    assert set(positions) <= done and len(done) == len(positions) + state.positions_set_aside, "some were lost"
+    # None was passed over: at most a window of later ones was ready before it, or what came first was too old.
+    assert set(range(steps * prompts - 3 * prompts)) - done <= state.attempts.keys()
     for step in range(1, steps + 1):
         files = list((folder / "trajectories").glob(f"step-{step:06d}-rank-*.h5"))
         places = sorted({place for path in files for place in read_trajectories(path)[0].groups.tolist()})
@@ -96,6 +107,8 @@ def test_two_learners_share_each_batch(world: Any, start: Start) -> None:
     batches = read_batches(folder)
     assert set(batches["rank"].to_pylist()) == set(batches["shard"].to_pylist()) == {0, 1}
     assert set(batches["member"].to_pylist()) == {"a0.0"}
+    leases = batches["lease"].to_pylist()
+    assert all(leases) and len(set(leases)) == len(leases)
 
 
 @pytest.mark.slow

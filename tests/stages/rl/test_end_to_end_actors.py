@@ -54,7 +54,7 @@ def until(condition: Callable[[], object], learner: subprocess.Popen[bytes]) -> 
 def test_what_is_too_old_is_played_again_or_learned_from_as_the_config_says(
     world: Any, start: Start, stale: str
 ) -> None:
-    folder, steps = world.attempt(), LATE + 10
+    folder, steps = world.attempt(), LATE + 20
     config = world.changed(mode="asynchronous", steps=steps, asynchronous={"stale": stale})
     with actors(world, config, folder, 1, STRAGGLER) as played:
         (learner,) = start(config, folder)
@@ -62,16 +62,15 @@ def test_what_is_too_old_is_played_again_or_learned_from_as_the_config_says(
         played.append(actor(world, config, folder, "b"))
         assert learner.wait(LIMIT) == 0
     rows, metrics = read_batches(folder).to_pylist(), read_metrics(folder)
-    if stale != "drop":  # whose samples come back behind all others, which may be after the end
-        assert_each_position_was_trained_once(folder, steps, 4)
-    assert len({row["position"] for row in rows}) == len(rows) == 4 * steps
+    assert_each_position_was_trained_once(folder, steps, 4)
     late = [row for row in rows if row["position"] < 3]
+    # What is dropped comes back behind all others, which may be after the end.
     assert all(row["step"] > LATE for row in late) and (len(late) == 3 or stale == "drop")
     if stale == "keep":
         assert {row["attempt"] for row in rows} == {0} and all(row["version"] - row["oldest"] > 2 for row in late)
         assert max(metrics["staleness_max"].to_pylist()) > 2
     else:
-        assert {row["attempt"] for row in late} <= {1} and all(row["version"] - row["oldest"] <= 2 for row in rows)
+        assert all(row["attempt"] > 0 for row in late) and all(row["version"] - row["oldest"] <= 2 for row in rows)
         assert sum(metrics["groups_stale"].to_pylist()) >= 3
 
 
