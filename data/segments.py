@@ -30,6 +30,7 @@ ORIGIN = np.dtype(
         ("num_bytes", np.int64),
         ("played", np.float64),
         ("member", "S64"),
+        ("lease", "S32"),
     ]
 )
 COLUMNS = tuple(field.name for field in fields(Trajectories))
@@ -55,6 +56,8 @@ class Origin:
     """Unix time at which it came."""
     member: str
     """The actor that played it (the last one), in ASCII, at most 64 characters."""
+    lease: str
+    """Under which it did, at most 32."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -84,11 +87,14 @@ class Span(NamedTuple):
     end: int
 
 
-def origin(position: int, attempt: int, whole: bool, played: float, member: str, group: Trajectories) -> Origin:
+def origin(
+    position: int, attempt: int, whole: bool, played: float, member: str, lease: str, group: Trajectories
+) -> Origin:
     """The entry of a `group`."""
     # As a number without a sign, -1, of what nobody chose, is the largest.
     oldest = int(group.versions.view(np.uint32).min(initial=np.uint32(2**32 - 1)).astype(np.int32))
-    return Origin(position, attempt, whole, oldest, len(group), len(group.tokens), num_bytes(group), played, member)
+    samples, tokens = len(group), len(group.tokens)
+    return Origin(position, attempt, whole, oldest, samples, tokens, num_bytes(group), played, member, lease)
 
 
 def num_bytes(group: Trajectories) -> int:
@@ -127,7 +133,7 @@ def read_origins(path: Path) -> list[Origin]:
     """What the file has, in order. Reads nothing else of it."""
     with h5py.File(path, "r") as file:
         rows = cast(h5py.Dataset, file["origins"])[:].tolist()
-    return [Origin(**dict(zip(ORIGIN.fields or (), (*row[:-1], row[-1].decode("ascii")), strict=True))) for row in rows]
+    return [Origin(*(cell.decode("ascii") if isinstance(cell, bytes) else cell for cell in row)) for row in rows]
 
 
 def read_columns(path: Path) -> dict[str, Column]:
@@ -167,9 +173,8 @@ def read_group(path: Path, columns: Mapping[str, Column], span: Span) -> Traject
 
 
 def _entry(entry: Origin) -> tuple[Any, ...]:
-    return tuple(
-        entry.member.encode("ascii") if name == "member" else getattr(entry, name) for name in ORIGIN.fields or ()
-    )
+    cells = (getattr(entry, name) for name in ORIGIN.fields or ())
+    return tuple(cell.encode("ascii") if isinstance(cell, str) else cell for cell in cells)
 
 
 def _reserve(file: h5py.File, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> int | None:

@@ -156,9 +156,9 @@ class Batches:
             Logged(
                 step, learned.get(slot, REJECTED), one.position, one.attempt, prompt, rank, one.shard,
                 state.policy_version, one.oldest, int(newest), one.samples, one.tokens,
-                digest.astype("<i8").tobytes().hex(), member.astype("<i8").tobytes().rstrip(b"\0").decode("ascii"),
+                digest.astype("<i8").tobytes().hex(), _text(player[:8]), _text(player[8:]),
             )
-            for slot, ((one, rank, prompt), newest, digest, member) in enumerate(
+            for slot, ((one, rank, prompt), newest, digest, player) in enumerate(
                 zip(groups, facts[:, 0], facts[:, 1:5], facts[:, 5:], strict=True)
             )
         ]  # fmt: skip
@@ -214,15 +214,15 @@ class Batches:
         self.collector.stop = self.parts.budget.must_stop()
 
 
-def _facts(learned: Trajectories, players: Sequence[str]) -> npt.NDArray[np.int64]:
-    """[groups, 13], of all ranks: the newest version of a group's tokens, its digest, and the actor that has put it.
+def _facts(learned: Trajectories, players: Sequence[tuple[str, str]]) -> npt.NDArray[np.int64]:
+    """[groups, 17], of all ranks: the newest version of a group's tokens, its digest, its actor and its lease.
 
-    `learned` has the groups that this rank has learned from, `players` the actors of those that its shard had, else "".
-    All ranks call it together.
+    `learned` has the groups that this rank has learned from, `players` actor and lease of those that its shard had,
+    else "". All ranks call it together.
     """
-    table = torch.zeros(len(players), 13, dtype=torch.int64)
-    names = np.array([player.encode("ascii") for player in players], "S64").view("<i8").reshape(-1, 8)
-    table[:, 5:] = torch.from_numpy(names.astype(np.int64))
+    table = torch.zeros(len(players), 17, dtype=torch.int64)
+    names = np.array([(actor.ljust(64, "\0") + lease).encode("ascii") for actor, lease in players], "S96")
+    table[:, 5:] = torch.from_numpy(names.view("<i8").reshape(-1, 12).astype(np.int64))
     for place in np.unique(learned.groups).tolist():
         group = learned.pick(np.flatnonzero(learned.groups == place))
         group = replace(group, groups=np.zeros_like(group.groups))
@@ -230,3 +230,8 @@ def _facts(learned: Trajectories, players: Sequence[str]) -> npt.NDArray[np.int6
         table[place, :5] = torch.from_numpy(facts.astype(np.int64))
     dist.all_reduce(table)
     return table.numpy()
+
+
+def _text(words: npt.NDArray[np.int64]) -> str:
+    """That these bytes are."""
+    return words.astype("<i8").tobytes().rstrip(b"\0").decode("ascii")

@@ -34,6 +34,7 @@ SCHEMA = pa.schema(
         ("tokens", pa.int64()),  # of prompts and completions
         ("digest", pa.string()),  # of its samples: `digest`
         ("member", pa.string()),  # the actor that has put it
+        ("lease", pa.string()),  # under which it was played
     ]
 )
 CONTENT = (
@@ -60,6 +61,7 @@ class Logged(NamedTuple):
     tokens: int
     digest: str
     member: str = ""
+    lease: str = ""
 
 
 class BatchLog(RowLog):

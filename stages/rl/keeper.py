@@ -27,8 +27,8 @@ class Keeper:
         self._teller, self._asker = ShardClient(announced, CALL_SECONDS), ShardClient(announced, CALL_SECONDS)
         self._state: State | None = None
         self._committed = 0
-        self._members: dict[int, str] = {}
-        """Of groups that were ready, by position, the actors that have put them."""
+        self._players: dict[int, tuple[str, str]] = {}
+        """Of groups that were ready, by position: the actor that has put it, and under which lease."""
         self._heard: State | None = None
         self._restored = False
         self._wake, self._ended = threading.Event(), False
@@ -43,7 +43,7 @@ class Keeper:
         """A checkpoint has this state, so nobody will ask for what is before its cursor. Returns at once."""
         self._committed, self._heard = state.cursor, None
         self._wake.set()
-        self._members = {p: member for p, member in list(self._members.items()) if p >= state.cursor}
+        self._players = {p: player for p, player in list(self._players.items()) if p >= state.cursor}
 
     def settle(self, seconds: float = CALL_SECONDS) -> None:
         """Wait until the shard has heard of what was last told, or for `seconds`."""
@@ -60,15 +60,15 @@ class Keeper:
         self._thread.check()
         try:
             found = self._asker.ready(missing, enough, seconds)
-            self._members |= {one.position: one.member for one in found}
+            self._players |= {one.position: (one.member, one.lease) for one in found}
             return found
         except FAILURES:
             self._wake.set()
             return []
 
-    def players(self, positions: Sequence[int]) -> list[str]:
-        """The actors that have put the groups that were ready at these positions; "" of other shards. Forgets them."""
-        return [self._members.pop(position, "") for position in positions]
+    def players(self, positions: Sequence[int]) -> list[tuple[str, str]]:
+        """Actor and lease of the groups that were ready at these positions; "" of other shards. Forgets them."""
+        return [self._players.pop(position, ("", "")) for position in positions]
 
     def close(self) -> None:
         """Tell it nothing more."""

@@ -23,7 +23,7 @@ class Message(BaseModel):
 class Lease(Message):
     """A prompt that one actor may play. Leases save work; what is trained on, the shards decide."""
 
-    id: str
+    id: str = Field(max_length=32)
     """Of this lease alone."""
     position: int = Field(ge=0)
     attempt: int = Field(ge=0)
@@ -189,6 +189,8 @@ class Shelved(Message):
     """Unix time at which it was put."""
     member: str = ""
     """The actor that has put it."""
+    lease: str = ""
+    """Under which it was played."""
 
 
 class Inventory(Message):

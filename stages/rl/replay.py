@@ -52,7 +52,9 @@ def show(console: Console, rebuilt: Sequence[Rebuilt], tokenizer: Path) -> int:
     """
     first = rebuilt[0].row
     table = Table(title=f"batch of step {first.step}, learned by version {first.version}", title_justify="left")
-    for column in ("place", "prompt", "position", "attempt", "actor", "rank", "shard", "versions", "staleness"):
+    for column in ("place", "prompt", "position", "attempt", "actor", "lease"):
+        table.add_column(column)
+    for column in ("rank", "shard", "versions", "staleness"):
         table.add_column(column, no_wrap=column == "versions")
     for column in ("rewards", "tokens", "first seed", "digest"):
         table.add_column(column)
@@ -105,7 +107,7 @@ def _cells(one: Rebuilt) -> list[str]:
     found = "missing" if group is None else "another" if one.wrong else "same"
     return [
         *(str(row.place), row.prompt_id[:12], str(row.position), str(row.attempt)),
-        *(row.member, str(row.rank), str(row.shard), versions, str(staleness(row.oldest, row.version))),
+        *(row.member, row.lease, str(row.rank), str(row.shard), versions, str(staleness(row.oldest, row.version))),
         *(rewards, str(row.tokens), first, "rejected" if row.place == REJECTED else found),
     ]
 

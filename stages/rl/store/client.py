@@ -69,6 +69,7 @@ class ShardClient:
             attempt=lease.attempt,
             whole=whole,
             member=member[:64],
+            lease=lease.id,
             samples=len(trajectories),
             tokens=len(trajectories.tokens),
             num_bytes=num_bytes(trajectories),

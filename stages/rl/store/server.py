@@ -147,7 +147,7 @@ class ShardServer(Server):
             raise pa.ArrowKeyError(f"position {offer.position} is not of shard {self._journal.shard}")
 
     def _keep(self, offer: Offer, part: Trajectories) -> Decision | Waiting:
-        entry = origin(offer.position, offer.attempt, offer.whole, time.time(), offer.member, part)
+        entry = origin(offer.position, offer.attempt, offer.whole, time.time(), offer.member, offer.lease, part)
         with self._lock:
             decision = self._shelf.put(entry)
         return self._writers.begin(Waiting(entry, part)) if decision == "kept" else decision
@@ -247,6 +247,7 @@ def _shelved(group: Origin, state: Literal["partial", "ready", "taken"]) -> Shel
         num_bytes=group.num_bytes,
         played=group.played,
         member=group.member,
+        lease=group.lease,
     )
 
 
@@ -257,5 +258,5 @@ def _numbered(part: Trajectories, number: int) -> Trajectories:
 def _offered(offer: Offer) -> Origin:
     return Origin(
         offer.position, offer.attempt, offer.whole, oldest=-1, samples=offer.samples, tokens=offer.tokens,
-        num_bytes=offer.num_bytes, played=0.0, member=offer.member,
+        num_bytes=offer.num_bytes, played=0.0, member=offer.member, lease=offer.lease,
     )  # fmt: skip

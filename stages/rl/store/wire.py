@@ -16,6 +16,8 @@ class Offer(Message):
     attempt: int = Field(ge=0)
     whole: bool
     member: str = Field(max_length=64, pattern="^[ -~]*$")
+    lease: str = Field(max_length=32, pattern="^[ -~]*$")
+    """Its id."""
     samples: int = Field(ge=1)
     tokens: int = Field(ge=0)
     num_bytes: int = Field(ge=0)

@@ -54,7 +54,7 @@ class Files(Journal):
     def write_groups(self, groups: Collection[Origin]) -> None:
         parts = [played(group.tokens, group.oldest) for group in groups]
         origins = [
-            origin(group.position, group.attempt, group.whole, group.played, "a", part)
+            origin(group.position, group.attempt, group.whole, group.played, "a", group.lease, part)
             for group, part in zip(groups, parts, strict=True)
         ]
         assert origins == list(groups)
@@ -74,7 +74,7 @@ def played(tokens: int, version: int) -> Trajectories:
 
 def group_like(lease: Lease, *, whole: bool, tokens: int, version: int, when: float) -> Origin:
     """As its shard will see it."""
-    return origin(lease.position, lease.attempt, whole, when, "a", played(tokens, version))
+    return origin(lease.position, lease.attempt, whole, when, "a", lease.id, played(tokens, version))
 
 
 class Shard:

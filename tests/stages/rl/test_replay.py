@@ -124,13 +124,14 @@ def test_a_step_that_was_not_trained_and_a_run_without_a_log_are_mistakes(attemp
 
 def test_groups_from_which_there_was_nothing_to_learn_are_shown_with_who_played_them(attempt: Path) -> None:
     log = BatchLog(attempt, True)
-    rejected = logged(3, REJECTED, 9, 1, group(9))._replace(member="actor-7")
+    rejected = logged(3, REJECTED, 9, 1, group(9))._replace(member="actor-7", lease="c-12")
     log.add([rejected, logged(3, 0, 8, 0, group(8))])
     log.commit(3)
     step_file(attempt, 3, 0, {0: group(8)})
     code, text = shown(attempt, 3)
     assert code == 0 and "all 1 groups are those that were trained on" in text
-    assert "from 1 more there was nothing to learn" in text and "rejected" in text and "actor-7" in text
+    assert "from 1 more there was nothing to learn" in text
+    assert "rejected" in text and "actor-7" in text and "c-12" in text
 
 
 def test_it_needs_no_torch(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ def offered(group: Trajectories, position: int = 0) -> Offer:
         attempt=0,
         whole=True,
         member="a",
+        lease="l",
         samples=len(group),
         tokens=len(group.tokens),
         num_bytes=num_bytes(group),
@@ -110,7 +111,7 @@ class Slow(Journal):
 @pytest.fixture
 def slow(tmp_path: Path) -> Iterator[tuple[Slow, ShardClient]]:
     earlier = Journal(tmp_path, 0, 1, "earlier", {"terms": "a,b"})
-    earlier.write([origin(3, 0, True, 1.0, "a", played(3))], [played(3)])
+    earlier.write([origin(3, 0, True, 1.0, "a", "l", played(3))], [played(3)])
     journal = Slow(tmp_path, 0, 1, "later", {"terms": "a,b"})
     server = ShardServer("127.0.0.1", Shelf(2**30), journal, 2, lambda: True, tls=False)
     server.endpoint.announce(tmp_path / "shard-0000.json")
@@ -140,7 +141,7 @@ def test_a_restore_that_takes_longer_than_its_caller_waits_is_begun_once_and_mea
 
 def test_a_group_that_a_restore_has_found_and_thrown_away_before_it_was_settled_harms_nothing(tmp_path: Path) -> None:
     journal = Journal(tmp_path, 0, 1, "start", {"terms": "a,b"})
-    group = origin(0, 0, True, 1.0, "a", played(0))
+    group = origin(0, 0, True, 1.0, "a", "l", played(0))
     journal.write([group], [played(0)])
     shelf = Shelf(100)
     shelf.restore(0, [], {}, [])

@@ -16,7 +16,7 @@ from tests.stages.rl.store.conftest import played
 def put(sending: Sending, position: int) -> Decision:
     group = played(position)
     offer = Offer(
-        position=position, attempt=0, whole=True, member="a", samples=len(group), tokens=len(group.tokens),
+        position=position, attempt=0, whole=True, member="a", lease="l", samples=len(group), tokens=len(group.tokens),
         num_bytes=num_bytes(group),
     )  # fmt: skip
     return sending.put(offer, group)

@@ -6,7 +6,7 @@ from stages.rl.store.shelf import Shelf
 
 
 def group(position: int, attempt: int = 0, whole: bool = True, tokens: int = 8, size: int = 10) -> Origin:
-    return Origin(position, attempt, whole, 0, 8, tokens, size, 1.0, "a")
+    return Origin(position, attempt, whole, 0, 8, tokens, size, 1.0, "a", "l")
 
 
 def restored(bound: int = 100) -> Shelf:
