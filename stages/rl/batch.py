@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
-import torch
 import torch.distributed as dist
 
 from data.job import Job
@@ -52,6 +50,17 @@ class Batch(NamedTuple):
     seconds_waiting: float
     """For groups that were not there, or not here, yet."""
     seconds_agreeing: float
+
+
+class Facts(NamedTuple):
+    """Of a group, what only some ranks know: the one that learns from it, and the one whose shard had it."""
+
+    newest: int
+    """The newest version of its tokens."""
+    digest: str
+    """In hex, as the log has it."""
+    member: str
+    lease: str
 
 
 class Batches:
@@ -150,17 +159,15 @@ class Batches:
         places: Sequence[int],
     ) -> list[Logged]:
         """Of all `groups`, whose slots in `places` are learned from; the others have place -1."""
-        facts = _facts(everything, self.services.keeper.players([one.position for one, _, _ in groups]))
+        facts = facts_of(everything, self.services.keeper.players([one.position for one, _, _ in groups]))
         learned = {slot: place for place, slot in enumerate(places)}
         return [
             Logged(
                 step, learned.get(slot, REJECTED), one.position, one.attempt, prompt, rank, one.shard,
-                state.policy_version, one.oldest, int(newest), one.samples, one.tokens,
-                digest.astype("<i8").tobytes().hex(), _text(player[:8]), _text(player[8:]),
+                state.policy_version, one.oldest, known.newest, one.samples, one.tokens,
+                known.digest, known.member, known.lease,
             )
-            for slot, ((one, rank, prompt), newest, digest, player) in enumerate(
-                zip(groups, facts[:, 0], facts[:, 1:5], facts[:, 5:], strict=True)
-            )
+            for slot, ((one, rank, prompt), known) in enumerate(zip(groups, facts, strict=True))
         ]  # fmt: skip
 
     def _metrics(self, state: State, shares: Sequence[Share], taken: Sequence[Ready]) -> dict[str, float]:
@@ -214,24 +221,18 @@ class Batches:
         self.collector.stop = self.parts.budget.must_stop()
 
 
-def _facts(learned: Trajectories, players: Sequence[tuple[str, str]]) -> npt.NDArray[np.int64]:
-    """[groups, 17], of all ranks: the newest version of a group's tokens, its digest, its actor and its lease.
+def facts_of(learned: Trajectories, players: Sequence[tuple[str, str]]) -> list[Facts]:
+    """Of all groups of a batch, by slot. All ranks call it together.
 
-    `learned` has the groups that this rank has learned from, `players` actor and lease of those that its shard had,
-    else "". All ranks call it together.
+    `learned` has the groups that this rank learns from, `players` actor and lease of those that its shard had, else "".
     """
-    table = torch.zeros(len(players), 17, dtype=torch.int64)
-    names = np.array([(actor.ljust(64, "\0") + lease).encode("ascii") for actor, lease in players], "S96")
-    table[:, 5:] = torch.from_numpy(names.view("<i8").reshape(-1, 12).astype(np.int64))
-    for place in np.unique(learned.groups).tolist():
-        group = learned.pick(np.flatnonzero(learned.groups == place))
-        group = replace(group, groups=np.zeros_like(group.groups))
-        facts = np.concatenate([[group.versions.max(initial=-1)], np.frombuffer(digest(group), "<i8")])
-        table[place, :5] = torch.from_numpy(facts.astype(np.int64))
-    dist.all_reduce(table)
-    return table.numpy()
-
-
-def _text(words: npt.NDArray[np.int64]) -> str:
-    """That these bytes are."""
-    return words.astype("<i8").tobytes().rstrip(b"\0").decode("ascii")
+    content: dict[int, tuple[int, str]] = {}
+    for slot in np.unique(learned.groups).tolist():
+        group = learned.pick(np.flatnonzero(learned.groups == slot))
+        content[slot] = int(group.versions.max(initial=-1)), digest(group).hex()
+    mine = content, {slot: player for slot, player in enumerate(players) if any(player)}
+    everyones = [mine] * dist.get_world_size()
+    dist.all_gather_object(everyones, mine)
+    contents = {slot: found for content, _ in everyones for slot, found in content.items()}
+    played = {slot: player for _, played in everyones for slot, player in played.items()}
+    return [Facts(*contents[slot], *played.get(slot, ("", ""))) for slot in range(len(players))]

@@ -99,14 +99,16 @@ def test_a_run_trains_and_leaves_what_every_run_leaves(world: Any, start: Start)
 
 
 @pytest.mark.slow
-def test_two_learners_share_each_batch(world: Any, start: Start) -> None:
+def test_two_learners_share_each_batch_and_its_log_has_what_each_of_them_knows(world: Any, start: Start) -> None:
     folder, config = world.attempt(), world.changed(mode="asynchronous", steps=4)
     with actors(world, config, folder, 1):
         assert [process.wait(LIMIT) for process in start(config, folder, 2)] == [0, 0]
     assert_each_position_was_trained_once(folder, 4, 4)
     batches = read_batches(folder)
     assert set(batches["rank"].to_pylist()) == set(batches["shard"].to_pylist()) == {0, 1}
-    assert set(batches["member"].to_pylist()) == {"a0.0"}
+    assert set(batches["member"].to_pylist()) == {"a0.0"} and all(batches["lease"].to_pylist())
+    for step in range(1, 5):
+        assert not [one.wrong for one in rebuild(folder, step, config.seed) if one.wrong]
     leases = batches["lease"].to_pylist()
     assert all(leases) and len(set(leases)) == len(leases)
 
