@@ -28,7 +28,7 @@ from data.job import Job
 from data.transport.endpoint import Endpoint
 from stages.rl.children import ENDPOINTS, Children
 from stages.rl.config import AsynchronousConfig
-from stages.rl.coordinator.client import Learners
+from stages.rl.coordinator.learners import Learners
 from stages.rl.messages import Advance, Shelved, Source
 from stages.rl.store.client import ShardClient
 

@@ -26,7 +26,8 @@ import numpy as np
 from data.trajectories import Trajectories
 from data.transport.endpoint import Endpoint
 from stages.rl.config import AsynchronousConfig
-from stages.rl.coordinator.client import Learners, Membership
+from stages.rl.coordinator.client import Membership
+from stages.rl.coordinator.learners import Learners
 from stages.rl.messages import Advance, Join, Lease, Rates, Source
 from stages.rl.store.client import ShardClient, Store
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from data.job import Job
-from stages.rl.coordinator.client import Learners
+from stages.rl.coordinator.learners import Learners
 from stages.rl.coordinator.members import MemberState
 from stages.rl.coordinator.status import Status
 from stages.rollout.parity import ParityError

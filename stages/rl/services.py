@@ -10,7 +10,7 @@ from pathlib import Path
 from data.job import Job
 from stages.rl.children import Children, endpoint
 from stages.rl.config import StageConfig
-from stages.rl.coordinator.client import Learners
+from stages.rl.coordinator.learners import Learners
 from stages.rl.keeper import Keeper
 from stages.rl.messages import Advance, Source
 from stages.rl.news import News

@@ -1,4 +1,4 @@
-"""The coordinator as actors and learners see it. Both survive its restarts: they say again what it has to know."""
+"""The coordinator as its members see it. They survive its restarts: they say again what it has to know."""
 
 import random
 import secrets
@@ -12,8 +12,7 @@ from data.threads import Worker
 from data.transport.client import Caller, Unreachable
 from data.transport.endpoint import Endpoint
 from stages.rl.coordinator.share import AHEAD
-from stages.rl.coordinator.status import Status
-from stages.rl.messages import Advance, End, Ended, Join, Lease, Message, Orders, Rates, Renewal, Score, Source, Watch
+from stages.rl.messages import Ended, Join, Lease, Message, Orders, Rates, Renewal, Score, Source, Watch
 
 CALL_SECONDS = 10.0
 RETRY_SECONDS = 0.25, 1.0
@@ -221,60 +220,6 @@ class Membership:
         self._told.set()
         if news or orders.relay:
             self._news.set()
-
-
-class Learners:
-    """The learner's side. A thread says again, once a second, where the learner is: a new coordinator has to know."""
-
-    def __init__(self, path: Path, seconds: float = 1.0) -> None:
-        """`path` is the coordinator's announcement."""
-        self._caller, self._seconds = Caller(path), seconds
-        self._lock = threading.Lock()
-        self._wake = threading.Event()
-        self._advance: Advance | None = None
-        self._status: Status | None = None
-        self._end = ""
-        self._answered = time.monotonic()
-        self._thread = Worker(self._run, "coordinator")
-
-    def advance(self, advance: Advance) -> None:
-        """Where the learner is now. Returns at once; it is said until a coordinator has heard it, and then again."""
-        self._advance = advance
-        self._wake.set()
-
-    def status(self) -> Status | None:
-        """The newest answer; None before the first. RuntimeError when nobody asks any more."""
-        self._thread.check()
-        return self._status
-
-    @property
-    def silence(self) -> float:
-        """Seconds since the coordinator last answered."""
-        return time.monotonic() - self._answered
-
-    def end(self, why: str, seconds: float = 5.0) -> None:
-        """Tell all members to go. Gives up after `seconds`."""
-        self._end = why
-        self._wake.set()
-        self._thread.join(seconds)
-
-    def _run(self) -> None:
-        while True:
-            self._wake.clear()
-            last = self._end
-            try:
-                if last:
-                    self._caller.call("end", End(why=last), Message)
-                    return
-                if self._advance is None:
-                    self._status = self._caller.call("status", Message(), Status)
-                else:
-                    self._status = self._caller.call("advance", self._advance, Status)
-                self._answered = time.monotonic()
-            except Unreachable:
-                time.sleep(RETRY_SECONDS[0])
-                continue
-            self._wake.wait(self._seconds)
 
 
 def pauses() -> Iterator[float]:

@@ -12,7 +12,8 @@ import pytest
 from data.job import Job
 from data.threads import Worker
 from stages.rl.children import Children
-from stages.rl.coordinator.client import Learners, Membership
+from stages.rl.coordinator.client import Membership
+from stages.rl.coordinator.learners import Learners
 from stages.rl.keeper import Keeper
 from stages.rl.messages import Join, Source
 from stages.rl.state import State
