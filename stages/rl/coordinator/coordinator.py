@@ -4,7 +4,7 @@ from collections import deque
 
 from stages.rl.config import AsynchronousConfig
 from stages.rl.coordinator.leases import Leases
-from stages.rl.coordinator.members import Found, Member, Members
+from stages.rl.coordinator.members import Member, Members, Scored
 from stages.rl.coordinator.share import AHEAD, Load, quotas
 from stages.rl.coordinator.status import Status
 from stages.rl.coordinator.table import Table
@@ -120,7 +120,7 @@ class Coordinator:
 
     def score(self, score: Score, now: float) -> Message:
         """The evaluator has found something."""
-        self._scores.append(Found(when=now + self._unix, **score.model_dump()))
+        self._scores.append(Scored(when=now + self._unix, **score.model_dump()))
         return Message()
 
     def end(self, why: str) -> Message:

@@ -6,9 +6,7 @@ A member that says nothing for `silent_seconds` is gone. One that comes back is 
 import math
 from collections import deque
 
-from pydantic import Field
-
-from stages.rl.messages import Join, Message, Rates
+from stages.rl.messages import Join, Message, Rates, Score
 
 MEMORY_SECONDS = 30.0
 """Rates are those of the last seconds, older ones fading by e in as many."""
@@ -130,11 +128,8 @@ class Members:
         self.gone.append(state.model_copy(update={"gone": now + self._unix, "why": why, "in_flight": 0}))
 
 
-class Found(Message):
+class Scored(Score):
     """A score of the evaluator, and when it came."""
 
-    version: int
-    prompts: int
-    success: float
-    seconds: float
-    when: float = Field(description="Unix time")
+    when: float
+    """Unix time."""

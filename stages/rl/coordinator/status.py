@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from stages.rl.coordinator.members import Found, MemberState
+from stages.rl.coordinator.members import MemberState, Scored
 from stages.rl.messages import Message
 
 
@@ -33,5 +33,5 @@ class Status(Message):
     """What ails members, by name, also of those that have gone with it."""
     set_aside: dict[int, str] = Field(default_factory=dict[int, str])
     """Positions that were tried too often, and why: the learner has to count them as done with."""
-    scores: tuple[Found, ...] = ()
+    scores: tuple[Scored, ...] = ()
     """Of the evaluator, the newest last."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from stages.rl.coordinator.members import Found, MemberState
+from stages.rl.coordinator.members import MemberState, Scored
 from stages.rl.messages import Message
 
 NAME = "actors.json"
@@ -33,7 +33,7 @@ class Table(Message):
     """The same of the last ones that it has set aside since."""
     positions_set_aside: int = 0
     """Positions that it has set aside in all: these, and those that were too old or whose prompts fail to be graded."""
-    scores: tuple[Found, ...] = ()
+    scores: tuple[Scored, ...] = ()
 
 
 def write_table(folder: Path, table: Table) -> None:

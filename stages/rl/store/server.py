@@ -31,7 +31,7 @@ from stages.rl.store.wire import (
     Restored,
     Take,
 )
-from stages.rl.store.writing import Waiting, Writers
+from stages.rl.store.writing import Pending, Writers
 
 READ_BYTES = 2**24
 """Of groups that are read from the disk at a time."""
@@ -78,14 +78,14 @@ class ShardServer(Server):
         with self._lock:
             arrival = self._room.begin()
             decisions: list[Decision] = [self._enter(arrival, offer) for offer in offers]
-        found = list[Decision | Waiting]()
+        found = list[Decision | Pending]()
         try:
             for some, parts in by_groups(offers, iter(batches), arrival.end):
                 found += self._take_in(some, decisions[len(found) : len(found) + len(some)], parts)
         finally:
             with self._lock:
                 self._room.leave(arrival)
-        return Answers(decisions=tuple(one.wait() if isinstance(one, Waiting) else one for one in found))
+        return Answers(decisions=tuple(one.wait() if isinstance(one, Pending) else one for one in found))
 
     def get(self, order: bytes, wanted: Callable[[], bool]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """Groups that a learner takes, or the half-played one of a position, if there is one."""
@@ -124,11 +124,11 @@ class ShardServer(Server):
 
     def _take_in(
         self, offers: Sequence[Offer], decisions: Sequence[Decision], batches: Sequence[pa.RecordBatch]
-    ) -> Sequence[Decision | Waiting]:
+    ) -> Sequence[Decision | Pending]:
         if "kept" not in decisions:
             return decisions
         table, first = self._table(offers, batches), 0
-        found = list[Decision | Waiting]()
+        found = list[Decision | Pending]()
         for offer, decision in zip(offers, decisions, strict=True):
             group, first = table.rows(first, first + offer.samples), first + offer.samples
             if len(group.tokens) != offer.tokens or num_bytes(group) != offer.num_bytes:
@@ -146,11 +146,11 @@ class ShardServer(Server):
         if offer.position % self._journal.shards != self._journal.shard:
             raise pa.ArrowKeyError(f"position {offer.position} is not of shard {self._journal.shard}")
 
-    def _keep(self, offer: Offer, part: Trajectories) -> Decision | Waiting:
+    def _keep(self, offer: Offer, part: Trajectories) -> Decision | Pending:
         entry = origin(offer.position, offer.attempt, offer.whole, time.time(), offer.member, offer.lease, part)
         with self._lock:
             decision = self._shelf.put(entry)
-        return self._writers.begin(Waiting(entry, part)) if decision == "kept" else decision
+        return self._writers.begin(Pending(entry, part)) if decision == "kept" else decision
 
     def _settle(self, group: Origin) -> Decision:
         with self._loading, self._lock:

@@ -26,7 +26,7 @@ ENOUGH_BYTES = 2**25
 
 
 @dataclass
-class Waiting:
+class Pending:
     """A group on its way."""
 
     origin: Origin
@@ -46,21 +46,21 @@ class Writers:
     def __init__(self, journal: Journal, settle: Callable[[Origin], Decision], current: Callable[[], bool]) -> None:
         """`current` says whether this process is still the shard; if not, it ends."""
         self._journal, self._settle, self._current = journal, settle, current
-        self._waiting: list[Waiting] = []
+        self._waiting: list[Pending] = []
         self._num_bytes = 0
         self._changed = threading.Condition()
         self._began = -APART_SECONDS
         for number in range(THREADS):
             threading.Thread(target=self._run, name=f"journal {number}", daemon=True).start()
 
-    def begin(self, waiting: Waiting) -> Waiting:
-        """Make the group durable as soon as may be; `waiting.wait()` returns when it is."""
+    def begin(self, one: Pending) -> Pending:
+        """Make the group durable as soon as may be; `one.wait()` returns when it is."""
         with self._changed:
-            self._waiting.append(waiting)
-            self._num_bytes += waiting.origin.num_bytes
+            self._waiting.append(one)
+            self._num_bytes += one.origin.num_bytes
             if len(self._waiting) == 1 or self._num_bytes >= ENOUGH_BYTES:  # else a thread waits for time to pass
                 self._changed.notify()
-        return waiting
+        return one
 
     def _run(self) -> None:
         try:
@@ -95,7 +95,7 @@ class Writers:
             self._changed.wait(left)
         self._began = time.monotonic()
 
-    def _next(self) -> list[Waiting]:
+    def _next(self) -> list[Pending]:
         size, count = 0, 0
         while count < len(self._waiting) and (
             not count or size + self._waiting[count].origin.num_bytes <= SEGMENT_BYTES

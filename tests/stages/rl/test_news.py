@@ -2,7 +2,7 @@
 
 import pytest
 
-from stages.rl.coordinator.members import Found
+from stages.rl.coordinator.members import Scored
 from stages.rl.coordinator.status import Status
 from stages.rl.news import left_over, metrics_of
 from stages.rl.servers import candidates
@@ -22,7 +22,7 @@ def test_what_waits_or_is_half_played_at_the_end_is_told_as_left_over(status: St
 
 def test_the_newest_version_that_the_evaluator_has_scored_counts() -> None:
     scores = [
-        Found(version=version, prompts=8, success=success, seconds=1.0, when=0.0)
+        Scored(version=version, prompts=8, success=success, seconds=1.0, when=0.0)
         for version, success in ((4, 0.5), (2, 0.9))
     ]
     metrics = metrics_of(Status(start="a", actors=2, scores=tuple(scores)))
