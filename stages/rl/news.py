@@ -43,9 +43,9 @@ class News:
         return sorted(status.set_aside) if status else ()
 
     def reasons(self) -> Sequence[str]:
-        """Why those positions were set aside."""
+        """Why those positions, and the last ones before them, were set aside."""
         status = self.status()
-        return list(status.set_aside.values()) if status else ()
+        return [*status.reasons.values(), *status.set_aside.values()] if status else ()
 
     def metrics(self) -> dict[str, float]:
         """How the actors are, and what the evaluator has found last."""

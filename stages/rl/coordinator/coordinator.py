@@ -164,7 +164,8 @@ class Coordinator:
             utilisation=sum(one.utilisation for one in actors.values()) / count,
             leased=len(leases.promises.leased), partial=facts.count("partial"), ready=facts.count("ready"),
             taken=facts.count("taken"), members=self.table(now).members,
-            troubles=self._troubles(), set_aside=dict(leases.waiting.set_aside), scores=tuple(self._scores),
+            troubles=self._troubles(), set_aside=dict(leases.waiting.set_aside), reasons=dict(leases.waiting.reasons),
+            scores=tuple(self._scores),
         )  # fmt: skip
 
     def table(self, now: float) -> Table:

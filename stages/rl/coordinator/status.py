@@ -33,5 +33,7 @@ class Status(Message):
     """What ails members, by name, also of those that have gone with it."""
     set_aside: dict[int, str] = Field(default_factory=dict[int, str])
     """Positions that were tried too often, and why: the learner has to count them as done with."""
+    reasons: dict[int, str] = Field(default_factory=dict[int, str])
+    """The same of the last ones that it has counted."""
     scores: tuple[Scored, ...] = ()
     """Of the evaluator, the newest last."""

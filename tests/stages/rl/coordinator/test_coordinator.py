@@ -98,8 +98,8 @@ def test_why_positions_were_set_aside_can_be_read_after_the_learner_knows_and_af
         ended = (Ended(id=orders.leases[0].id, how="failed", why="no answer"),)
         _renew(coordinator, f"a{number}", 0.0, ended=ended)
     aside = Advance(version=4, source=SOURCE, window=1, cursor=1, positions_set_aside=1)
-    coordinator.advance(aside, 1.0)
-    table = coordinator.table(1.0)
+    status, table = coordinator.advance(aside, 1.0), coordinator.table(1.0)
+    assert not status.set_aside and status.reasons == table.reasons
     assert not table.set_aside and table.positions_set_aside == 1
     assert table.reasons == {0: "tried 2 times; the last time failed: no answer"}
     after = Coordinator(CONFIG, 1, "home", "d", table, 2.0)
