@@ -6,7 +6,7 @@ checkpoints and messages, and, where asked for, the journal with its files. What
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
@@ -40,6 +40,25 @@ class Past:
 
     def copy(self) -> "Past":
         return Past(list(self.trained), set(self.rejected), set(self.aside))
+
+
+@dataclass
+class Round:
+    """What the collector was asked for, while the learner waits or while an update lasts."""
+
+    state: State
+    """As it will be when the round is learned from, with what was thrown away meanwhile, but for the `chosen` ones."""
+    missing: int
+    chosen: set[int]
+    lacking: int = 0
+    taken: list[Ready] = field(default_factory=list[Ready])
+    fetched: list[Ready] = field(default_factory=list[Ready])
+    teaches: Callable[[int], bool] = lambda _: True
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all that was taken is here."""
+        return bool(self.taken) and len(self.fetched) == len(self.taken)
 
 
 class World:
@@ -99,13 +118,14 @@ class World:
         self.zombies += self.shards
         self.shards = [self.new_shard(number, shards) for number in range(shards)]
         self.state = State.from_json(json.loads(self.checkpoint))
-        self.past, self.told = self.saved.copy(), self.state
+        self.past, self.said, self.thrown, self.told = self.saved.copy(), self.state, self.state, self.state
         self.heard = self.state
         """What the coordinator was last told."""
         self.status: Status | None = None
         self.tries, self.over = self.config.max_staleness + 2, False
         self.untold = set(range(shards))
         """Shards to which something came that the coordinator can't know of before it asks them."""
+        self.round: Round | None = None
         self.begin_batch(self.state)
         self.kill_coordinator()
 
@@ -192,12 +212,13 @@ class World:
         """
         out, leased = self.coordinator.leases.out, self.coordinator.leases.promises.leased
         assert out <= max(self.window, before + brought)
-        if any(not lease.partial for lease in given):
+        shelved = self.coordinator.leases.facts.is_shelved  # and has its room already
+        if any(not lease.partial and not shelved(lease.position) for lease in given):
             assert out <= self.window and len(leased) <= self.window
             known = [group for shard in self.shards for group in shard.known().values()]
-            shelved = {group.position for group in known if self.heard_wants(group)}
+            there = {group.position for group in known if self.heard_wants(group)}
             if not self.untold:
-                assert len(shelved | set(leased)) <= self.window, "by what there really is"
+                assert len(there | set(leased)) <= self.window, "by what there really is"
 
     def heard_wants(self, group: Origin) -> bool:
         """Whether it is of use, by what the coordinator was last told."""
@@ -239,7 +260,11 @@ class World:
 
     def tell(self, state: State) -> None:
         """Threads say it to shards and coordinator: `hear` and `advance`, later."""
-        self.told = state
+        self.said, self.told = state, state.joined(self.thrown)
+
+    def throw(self, state: State) -> None:
+        """The same of what the collector throws away, beside an update."""
+        self.thrown, self.told = state, self.said.joined(state)
 
     def hear(self, number: int) -> None:
         """As the learner's thread does, also when it finds that the shard was started anew."""
@@ -256,6 +281,7 @@ class World:
             Advance(
                 version=state.policy_version, source=SOURCE.model_copy(update={"version": state.policy_version}),
                 window=self.window, cursor=state.cursor, ahead=state.ahead, attempts=state.attempts,
+                excused=state.excused,
             ),
             self.now,
         )  # fmt: skip
@@ -264,59 +290,71 @@ class World:
         self.looking, self.rounds, self.full = state, 0, False
         self.taken: list[Ready] = []
         self.kept: list[Ready] = []
-        self.lacking = 0
-        self.fetching: list[Ready] = []
-        self.fetched: list[Ready] = []
+
+    def look_ahead(self) -> None:
+        """The batch passes, and its update begins; the next one is collected beside it."""
+        if self.full and self.round is None:
+            self.tries = 0
+            state = replace(self.looking, policy_version=self.looking.policy_version + 1)
+            self.round = Round(state, self.prompts, {one.position for one in self.taken})
 
     def look(self) -> None:
         """At what is there: a round is taken once there is enough of it, the rest judged."""
-        if self.over or self.full or self.fetching:
+        if self.over or (self.full and self.round is None):
             return
-        shelved = [
-            (shard, group) for shard in self.shards if shard.shelf.restored for group in shard.shelf.ready(self.lacking)
-        ]
-        ready = [Ready(g.position, g.attempt, g.tokens, g.samples, g.oldest, s.number) for s, g in shelved]
-        missing, chosen = self.prompts - len(self.kept), {one.position for one in self.taken}
+        chosen = {one.position for one in self.taken}
+        asked = self.round = self.round or Round(self.looking, self.prompts - len(self.kept), chosen)
+        if asked.taken:
+            return self.end_round()
+        shards = [shard for shard in self.shards if shard.shelf.restored]
+        shelved = [(shard.number, group) for shard in shards for group in shard.shelf.ready(asked.lacking)]
+        ready = [Ready(g.position, g.attempt, g.tokens, g.samples, g.oldest, number) for number, g in shelved]
         given_up = set(self.status.set_aside) if self.status else set[int]()
-        found = choose(ready, self.looking, missing, chosen, self.config)
-        state = thrown_away(self.looking, found, given_up, chosen, SEED, self.ids, self.window, self.config)
-        if state != self.looking:
-            self.set_aside(state)
-            self.tell(state)
-        self.lacking = missing - len(found.taken)
-        if not self.lacking:
-            assert not [one for one in found.taken if state.is_done(one.position)], "taken, and done with"
-            self.fetching, self.fetched = found.taken, []
+        found = choose(ready, asked.state, asked.missing, asked.chosen, self.config)
+        state = thrown_away(asked.state, found, given_up, asked.chosen, SEED, self.ids, self.window, self.config)
+        if state != asked.state:
+            asked.state = state
+            self.throw(state)
+        asked.lacking = asked.missing - len(found.taken)
+        if not asked.lacking:
+            asked.taken = found.taken
 
     def set_aside(self, state: State) -> None:
         before, self.looking = done(self.looking), state
         self.past.aside |= done(state) - before
 
     def fetch(self, number: int, teaches: Callable[[int], bool] = lambda _: True) -> None:
-        """What was chosen, from its shard; the last part ends the round."""
-        wanted = [one for one in self.fetching if one.shard == number]
+        """What was taken, from its shard; the last part ends the round."""
+        if self.round is None:
+            return
+        wanted = [one for one in self.round.taken if one.shard == number and one not in self.round.fetched]
         if not wanted or not self.shards[number].shelf.restored:
             return
         self.shards[number].shelf.take([(one.position, one.attempt) for one in wanted])  # it has what it had
-        self.fetching = [one for one in self.fetching if one.shard != number]
-        self.fetched += wanted
-        if not self.fetching:
-            self.end_round(teaches)
+        self.round.fetched += wanted
+        self.round.teaches = teaches
+        self.end_round()
 
-    def end_round(self, teaches: Callable[[int], bool]) -> None:
-        self.taken, self.rounds = self.taken + self.fetched, self.rounds + 1
-        rejected = {one.position for one in self.fetched if self.resample and not teaches(one.position)}
-        self.kept += [one for one in self.fetched if one.position not in rejected]
+    def end_round(self) -> None:
+        """Unless something is missing, or the update before it lasts."""
+        if self.round is None or not self.round.is_over or self.full:
+            return
+        asked, self.round = self.round, None
+        self.set_aside(self.looking.joined(asked.state))
+        assert not [one for one in asked.taken if self.looking.is_done(one.position)], "taken, and done with"
+        self.taken, self.rounds = self.taken + asked.taken, self.rounds + 1
+        rejected = {one.position for one in asked.taken if self.resample and not asked.teaches(one.position)}
+        self.kept += [one for one in asked.taken if one.position not in rejected]
         self.full = self.rounds > self.resample or len(self.kept) == self.prompts
         if self.full and not self.kept:  # the last round stands for the step
-            self.kept = self.fetched
+            self.kept = asked.taken
         self.looking = self.looking.done_with(rejected, (), {})
         self.past.rejected |= rejected
         self.tell(self.looking)
 
     def refuse(self) -> None:
         """The first batch of a start is not what the policy says: it is played anew."""
-        if not self.full or self.tries <= 1:
+        if not self.full or self.round or self.tries <= 1:
             return
         self.tries -= 1
         self.set_aside(self.looking.refused({one.position: one.attempt + 1 for one in self.taken}))
@@ -350,7 +388,7 @@ class World:
         """The last step is done and committed; actors go. The run may be given more steps later."""
         if not self.taken and self.looking == self.state:
             self.commit()
-            self.over = True
+            self.over, self.round = True, None
         if self.over:
             self.coordinator.end("the run is done")
             self.ended = True
@@ -374,9 +412,11 @@ class World:
             self.settle(number)
         for actor in list(self.actors.values()):
             self.renew(actor, 4)
-        self.look()
-        for number in everything:
-            self.fetch(number)
+        for _ in range(2):  # this batch, and the next one beside its update
+            self.look()
+            for number in everything:
+                self.fetch(number)
+            self.look_ahead()
         self.train()
 
     def check(self) -> None:

@@ -91,6 +91,10 @@ class Protocol(RuleBasedStateMachine):
     def look(self) -> None:
         self.world.look()
 
+    @rule()
+    def look_ahead(self) -> None:
+        self.world.look_ahead()
+
     @rule(number=st.integers(0, 2), teaches=st.sampled_from([1, 2, 7]))
     def fetch(self, number: int, teaches: int) -> None:
         self.world.fetch(self.shard(number), lambda position: position % teaches == 0)
@@ -146,8 +150,11 @@ class Protocol(RuleBasedStateMachine):
     @rule(data=st.data())
     @precondition(lambda self: self.one_is_played())
     def lease_hangs(self, data: Any) -> None:
+        """As long as the window has room for a batch beside: an actor that lives and never ends is given up by that."""
         actor, id = self.lease(data)
-        actor.hung.add(id)
+        hung = sum(len(one.hung & one.leases.keys()) for one in self.world.actors.values())
+        if hung < self.world.window - self.world.prompts:
+            actor.hung.add(id)
 
     @rule(fails=st.booleans())
     def grader(self, fails: bool) -> None:
