@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from checkpoints.manifest import NAME, Result, commit_manifest
+from data.metrics import metric_shards, read_metrics
 from data.trajectories import read_trajectories
 from stages.rl.batch_log import read_batches
 from stages.rl.coordinator.table import Table, read_table
@@ -174,8 +175,17 @@ def test_the_evaluator_scores_versions_on_the_validation_split(world: Any, start
         all_of_them += [actor(its, config, folder), actor(its, config, folder, "e", "evaluator")]
         wait_for(lambda: len(table(folder).scores) > 1)
         first, second = table(folder).scores[:2]
+        wait_for(lambda: set(scored(folder).values()) & {one.version for one in table(folder).scores})
     assert first.prompts == second.prompts == 6 and second.version >= first.version + 2
     assert 0 <= first.success <= 1
+    # With each step is the last score that there was, and of which version it is.
+    assert all(version <= step for step, version in scored(folder).items())
+
+
+def scored(folder: Path) -> dict[int, int]:
+    """By committed step, the version that was scored last."""
+    rows = read_metrics(folder).to_pylist() if metric_shards(folder) else []
+    return {row["step"]: int(row["evaluator_version"]) for row in rows if row.get("evaluator_version") is not None}
 
 
 def test_without_a_validation_split_the_evaluator_says_what_to_set(world: Any) -> None:
