@@ -161,6 +161,7 @@ KINDS = ("store", "coordinator", "weights", "actor", "learner")
 def test_killed_part_by_part_at_random_moments_each_position_is_trained_once(
     world: Any, start: Start, seed: int
 ) -> None:
+    """Field reports R1 and R3: what was played and not trained is neither lost nor trained twice."""
     steps, source = 60, random.Random(seed)
     folder, config = world.attempt(), world.changed(mode="asynchronous", steps=steps)
     kinds = [*KINDS, *KINDS]

@@ -1,6 +1,8 @@
 """Asynchronous mode where something is out of the ordinary: real learners, shards, coordinators and actors."""
 
 import importlib.util
+import json
+import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -128,6 +130,27 @@ def test_all_of_it_works_encrypted(world: Any, start: Start) -> None:
     assert_trained(folder, 3)
 
 
+def test_two_runs_at_once_on_one_node_meet_in_no_port_and_each_is_open_once_it_is_announced(
+    world: Any, start: Start
+) -> None:
+    """Field report H1: ports are bound first, then announced, and never fixed."""
+    folders, config, ports = [world.attempt(), world.attempt()], settings(world, 2), list[int]()
+    learners = [start(config, folder)[0] for folder in folders]
+    for folder in folders:
+        for name in ("coordinator", "shard-0000", "weights"):
+            announced, deadline = folder / "endpoints" / f"{name}.json", time.monotonic() + LIMIT
+            while not announced.exists():
+                assert time.monotonic() < deadline and all(learner.poll() is None for learner in learners)
+                time.sleep(0.01)
+            ports.append(json.loads(announced.read_text())["port"])
+            socket.create_connection(("127.0.0.1", ports[-1]), LIMIT).close()
+    assert len(set(ports)) == 6 and not {0, 29500} & set(ports)
+    with playing.actors(world, config, folders[0], 1), playing.actors(world, config, folders[1], 1):
+        assert [learner.wait(LIMIT) for learner in learners] == [0, 0]
+    for folder in folders:
+        assert_trained(folder, 2)
+
+
 def test_killed_and_gone_on_with_on_another_number_of_ranks_each_position_is_trained_once(
     world: Any, start: Start
 ) -> None:
@@ -151,6 +174,7 @@ def test_killed_and_gone_on_with_on_another_number_of_ranks_each_position_is_tra
 def test_killed_before_and_after_the_checkpoint_before_anybody_is_told_of_it(
     early: bool, world: Any, start: Start
 ) -> None:
+    """Field report R2: all go by one newest step, which is the committed one."""
     folder, config = world.attempt(), settings(world, 6)
     with playing.actors(world, config, folder, 1):
         (learner,) = start(config, folder, before=KILLED_IN_SAVE.format(early=early))

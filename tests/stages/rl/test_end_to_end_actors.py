@@ -77,6 +77,7 @@ def test_what_is_too_old_is_played_again_or_learned_from_as_the_config_says(
 def test_when_the_last_actor_is_killed_the_learner_waits_says_so_and_goes_on_when_one_comes(
     world: Any, start: Start, capfd: Any
 ) -> None:
+    """Field reports H2 and H3."""
     folder, steps = world.attempt(), 30
     config = world.changed(mode="asynchronous", steps=steps, asynchronous={"lease_seconds": 2.0})
     with actors(world, config, folder, 1) as played:

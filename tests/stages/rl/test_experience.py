@@ -173,6 +173,7 @@ def experience_on_ranks(job: Job, folder: Path, files: Path) -> tuple[dict[str, 
 
 
 def test_ranks_share_a_reference_in_shards_as_one_rank_has_it_whole(ranks: Any, folder: Path, tmp_path: Path) -> None:
+    """Field report H4: all ranks agree on the number of micro-batches."""
     [(metrics, whole)] = ranks(experience_on_ranks, 1, folder, tmp_path)
     # Of three ranks one has two groups and with them more micro-batches.
     shares = ranks(experience_on_ranks, 3, folder, tmp_path)

@@ -32,7 +32,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_killed_at_any_instant_it_ends_with_the_same_bits(
     algorithm: str, world: Any, undisturbed: Path, dapo: Path, start: Start
 ) -> None:
-    """Each kill comes a seeded moment after the stage has begun a file that was not there at the last kill."""
+    """Field report R1. Each kill comes a seeded moment after the stage has begun a file that was not there before."""
     folder, source, kills = world.attempt(), random.Random(8), 0
     config, wanted = world.changed(algorithm=algorithm), dapo if algorithm == "dapo" else undisturbed
     while True:

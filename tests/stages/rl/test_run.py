@@ -221,6 +221,7 @@ def test_an_engine_without_the_policys_weights_fails_the_job(world: Any, monkeyp
 
 
 def test_a_checkpoint_without_the_critic_is_an_error(world: Any) -> None:
+    """Field report R6."""
     folder, job = world.attempt(), Job()
     job.stop.set()
     with pytest.raises(Stopped):
