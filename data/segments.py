@@ -132,8 +132,8 @@ def write_segment(
 def read_origins(path: Path) -> list[Origin]:
     """What the file has, in order. Reads nothing else of it."""
     with h5py.File(path, "r") as file:
-        rows = cast(h5py.Dataset, file["origins"])[:].tolist()
-    return [Origin(*(cell.decode("ascii") if isinstance(cell, bytes) else cell for cell in row)) for row in rows]
+        rows: list[tuple[Any, ...]] = cast(h5py.Dataset, file["origins"])[:].tolist()
+    return [Origin(*cells, member.decode("ascii"), lease.decode("ascii")) for *cells, member, lease in rows]
 
 
 def read_columns(path: Path) -> dict[str, Column]:
