@@ -133,7 +133,7 @@ def read_origins(path: Path) -> list[Origin]:
     """What the file has, in order. Reads nothing else of it."""
     with h5py.File(path, "r") as file:
         rows: list[tuple[Any, ...]] = cast(h5py.Dataset, file["origins"])[:].tolist()
-    return [Origin(*cells, member.decode("ascii"), lease.decode("ascii")) for *cells, member, lease in rows]
+    return [Origin(*map(_value, row)) for row in rows]
 
 
 def read_columns(path: Path) -> dict[str, Column]:
@@ -170,6 +170,10 @@ def read_group(path: Path, columns: Mapping[str, Column], span: Span) -> Traject
     found["groups"] = np.zeros(span.last - span.first, np.int32)
     found["prompt_ids"] = tuple(text.decode("ascii") for text in found["prompt_ids"].tolist())
     return Trajectories(**found)
+
+
+def _value(cell: Any) -> Any:
+    return cell.decode("ascii") if isinstance(cell, bytes) else cell
 
 
 def _entry(entry: Origin) -> tuple[Any, ...]:
