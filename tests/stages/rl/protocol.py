@@ -5,12 +5,13 @@ checkpoints and messages, and, where asked for, the journal with its files. What
 """
 
 import json
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
 import pyarrow as pa
+from past import Past, Round, done
 from processes import Actor, Files, Memory, Shard, group_like
 
 from data.segments import Origin
@@ -27,38 +28,6 @@ from stages.rl.state import State
 SOURCE = Source(version=0, digest="", num_bytes=0, endpoint=Endpoint(host="here", port=1, token="t"))
 LEASE_SECONDS = 30.0
 SEED = 7
-
-
-@dataclass
-class Past:
-    """What became of all positions that are done with, in the history that survives."""
-
-    trained: list[int] = field(default_factory=list[int])
-    rejected: set[int] = field(default_factory=set[int])
-    """By dynamic sampling."""
-    aside: set[int] = field(default_factory=set[int])
-
-    def copy(self) -> "Past":
-        return Past(list(self.trained), set(self.rejected), set(self.aside))
-
-
-@dataclass
-class Round:
-    """What the collector was asked for, while the learner waits or while an update lasts."""
-
-    state: State
-    """As it will be when the round is learned from, with what was thrown away meanwhile, but for the `chosen` ones."""
-    missing: int
-    chosen: set[int]
-    lacking: int = 0
-    taken: list[Ready] = field(default_factory=list[Ready])
-    fetched: list[Ready] = field(default_factory=list[Ready])
-    teaches: Callable[[int], bool] = lambda _: True
-
-    @property
-    def is_over(self) -> bool:
-        """Whether all that was taken is here."""
-        return bool(self.taken) and len(self.fetched) == len(self.taken)
 
 
 class World:
@@ -427,19 +396,3 @@ class World:
         assert sum(map(len, every)) == len(set[int]().union(*every)), "what is done with, is so for one reason"
         assert done(state) == set[int]().union(*every), "lost"
         assert state.positions_set_aside == len(past.aside)
-
-
-def done(state: State) -> set[int]:
-    return set(range(state.cursor)) | set(state.ahead)
-
-
-def highest(world: World) -> int:
-    """The highest position that anybody knows of."""
-    found: list[Iterable[int]] = [(world.looking.cursor,), world.looking.ahead]
-    found += [[group.position for group in (*world.promised, *world.late)]]
-    found += [
-        [group.position for group in (*shard.waiting, *shard.written)] for shard in (*world.shards, *world.zombies)
-    ]
-    found += [[lease.position for lease in actor.leases.values()] for actor in world.actors.values()]
-    found += [shard.known() for shard in world.shards]
-    return max(position for positions in found for position in positions)

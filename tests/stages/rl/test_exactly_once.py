@@ -2,6 +2,7 @@
 
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 sys.path.append(str(Path(__file__).parent))
-from protocol import Actor, World, highest
+from protocol import Actor, World
 
 CALM_ROUNDS = 200
 
@@ -230,3 +231,15 @@ Protocol.TestCase.settings = _settings(200)
 ProtocolWithFiles.TestCase.settings = _settings(10)
 test_each_position_is_trained_once_whatever_dies = Protocol.TestCase
 test_each_position_is_trained_once_out_of_the_files_of_the_journal = ProtocolWithFiles.TestCase
+
+
+def highest(world: World) -> int:
+    """The highest position that anybody knows of."""
+    found: list[Iterable[int]] = [(world.looking.cursor,), world.looking.ahead]
+    found += [[group.position for group in (*world.promised, *world.late)]]
+    found += [
+        [group.position for group in (*shard.waiting, *shard.written)] for shard in (*world.shards, *world.zombies)
+    ]
+    found += [[lease.position for lease in actor.leases.values()] for actor in world.actors.values()]
+    found += [shard.known() for shard in world.shards]
+    return max(position for positions in found for position in positions)
