@@ -80,9 +80,7 @@ def test_qianka_status_sees_a_job_that_runs(stage_command, stage_folder, tmp_pat
 
 
 def test_hang_up_detaches(stage_command, stage_folder):
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as in a terminal, also where the tests run under nohup
     command = stage_command(*LONG)
-    signal.signal(signal.SIGHUP, before)
     attempt = running_attempt(stage_folder)
     os.killpg(command.pid, signal.SIGHUP)
     output = command.communicate()[0]
