@@ -149,19 +149,20 @@ class Waiter:
             self.silent_since = ""
 
     def _follow(self, found: State) -> None:
-        """Ask why, when a job that ran has to start again; it may do so between two looks."""
+        """Ask why, when a job that ran has to start again; it may do so between two looks, also several times."""
         said, job_id = found.said, self.record.job_id
         if said is None or job_id is None:
             return
-        rose = said.restarts is not None and self.restarts is not None and said.restarts > self.restarts
+        known, now = self.restarts or 0, said.restarts or 0
+        rose = self.restarts is not None and now > known
         if self.ran and (rose or found.kind is Kind.RETURNING):
             nodes, ran, verdict = self.nodes, self.ran, read_verdict(self.attempt)
+            self.ran, known = 0.0, known + 1  # Slurm may count it a little later
             self.news.append(in_background(lambda: why_again(job_id, nodes, ran, verdict)))
             if verdict and verdict.why == "stopped":
-                self.news.append(in_background(lambda: made_room(job_id, nodes, ran)))
-            self.ran = 0.0
+                self.news.append(in_background(lambda: made_room(job_id, nodes, ran, lambda: self.ran > 0)))
             self.before = self.before or read_progress(self.attempt)
-        self.restarts = self.restarts if said.restarts is None else said.restarts
+        self.restarts = max(known, now)
         if found.is_running:
             self.nodes, self.ran = said.nodes or self.nodes, time.time()
 
@@ -174,7 +175,7 @@ class Waiter:
         reading = read_progress(self.attempt)
         if self.before and reading and self.before["started"] != reading["started"]:
             self.display.say(went_on(self.before, reading))
-            self.before = None
+            self.before, self.ran = None, time.time()  # Slurm may not be asked again before it ends
         self.display.progress(reading)
         self._stream()
 

@@ -1,6 +1,7 @@
 """Why Slurm starts a job again, and what that has cost."""
 
 import time
+from collections.abc import Callable
 
 from slurm.query import queue
 from slurm.query.queue import NoAnswer, Said
@@ -37,18 +38,21 @@ def why_again(job_id: str, nodes: str, since: float, verdict: Verdict | None) ->
     return "was ended by the cluster, which starts it again"
 
 
-def made_room(job_id: str, nodes: str, since: float) -> str:
-    """For which job this one was preempted, if one starts on its nodes within a while; else nothing.
+def made_room(job_id: str, nodes: str, since: float, runs_again: Callable[[], bool]) -> str:
+    """For which job this one was preempted, if one starts on its nodes within a while, before it runs again.
 
-    A job that is told of a preemption has itself requeued, and then Slurm calls it no preemption.
+    Else nothing. A job that is told of a preemption has itself requeued, and then Slurm calls it no preemption.
     """
     for _ in range(ROOM_TRIES):
+        over = runs_again()
         try:
             rivals = [job for job in queue.runs_there_since(nodes, since - 5) if job.split()[0] != job_id]
         except NoAnswer:
             rivals = []
         if rivals:
             return f"has made room for job {rivals[0]}"
+        if over:
+            break
         time.sleep(ROOM_SECONDS)
     return ""
 

@@ -1,14 +1,22 @@
 """Why a job starts again, from what sacct, sinfo and squeue say, and what it costs."""
 
+import os
 import re
 import time
 from pathlib import Path
 
 import pytest
 
+from data.progress import Progress
+from slurm.claim import submit_or_attach
+from slurm.config import SlurmConfig
+from slurm.query.queue import Said
 from slurm.verdict import Verdict
 from slurm.wait import restart
+from slurm.wait.attach import Waiter
+from slurm.wait.display import Display
 from slurm.wait.restart import made_room, went_on, why_again
+from slurm.wait.state import Kind, State
 
 SOON = "SOON"
 """Stands for a time after the test has begun, which may be long after this file was read."""
@@ -61,10 +69,15 @@ def test_why_a_job_starts_again(says, texts, verdict, words):
 def test_for_whom_a_job_made_room(says, monkeypatch):
     monkeypatch.setattr(restart, "ROOM_SECONDS", 0.01)
     says(squeue=f"8 (partition urgent)|{SOON}")
-    assert made_room("7", "mx0", time.time()) == "has made room for job 8 (partition urgent)"
+    assert made_room("7", "mx0", time.time(), lambda: False) == "has made room for job 8 (partition urgent)"
     for squeue in (None, f"7 (partition batch)|{SOON}", f"8 (partition urgent)|{LONG_AGO}"):
         says(squeue=squeue)
-        assert made_room("7", "mx0", time.time()) == ""
+        assert made_room("7", "mx0", time.time(), lambda: False) == ""
+
+
+def test_what_starts_there_after_the_job_runs_again_has_not_displaced_it(says):
+    says(squeue=None)
+    assert made_room("7", "mx0", time.time(), lambda: True) == ""  # at once
 
 
 def test_what_a_restart_has_cost():
@@ -72,3 +85,36 @@ def test_what_a_restart_has_cost():
     before, now = {**reading, "done": 57, "first": 0}, {**reading, "done": 50, "first": 50}
     assert went_on(before, now) == "goes on from 50 of 100 steps; 7 steps are done again"
     assert "; 0 blocks are done again" in went_on(before, {**now, "unit": "blocks"})
+
+
+def test_of_two_starts_between_two_looks_each_is_told_once(request_for, fake_slurm, knob, monkeypatch, tmp_path):
+    knob("held")
+    attached = submit_or_attach(request_for(slurm=SlurmConfig(executor="slurm")))
+    (tmp_path / "sinfo").write_text("#!/bin/sh\necho 'mx0|idle'\n")
+    (tmp_path / "sinfo").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(restart, "TRY_SECONDS", 0.01)
+    with Display("synth", tmp_path / "terminal.log") as display:
+        waiter = Waiter(attached, display, [])
+
+        def slurm_says(kind: Kind, word: str, restarts: int) -> None:
+            waiter._follow(State(kind, word, Said(word, nodes="mx0", restarts=restarts)))
+            while waiter.news:
+                waiter._show()
+
+        def goes_on(start: int, first: int) -> None:
+            Progress(attached.folder, 100, "steps", done=first + 1, first=first, started=start).write()
+            waiter._show()
+
+        slurm_says(Kind.ACTIVE, "RUNNING", 0)
+        goes_on(1, 0)
+        slurm_says(Kind.RETURNING, "REQUEUED", 0)
+        slurm_says(Kind.ACTIVE, "PENDING", 1)
+        goes_on(2, 10)
+        slurm_says(Kind.ACTIVE, "PENDING", 2)  # the start from 10 was over before Slurm was asked about it
+        slurm_says(Kind.ACTIVE, "RUNNING", 2)
+        goes_on(3, 20)
+        slurm_says(Kind.ACTIVE, "RUNNING", 2)
+    said = (tmp_path / "terminal.log").read_text()
+    assert said.count("starts it again") == 2
+    assert re.findall("goes on from [0-9]+", said) == ["goes on from 10", "goes on from 20"]
