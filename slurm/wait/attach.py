@@ -162,7 +162,8 @@ class Waiter:
             if verdict and verdict.why == "stopped":
                 self.news.append(in_background(lambda: made_room(job_id, nodes, ran, lambda: self.ran > 0)))
             self.before = self.before or read_progress(self.attempt)
-        self.restarts = max(known, now)
+        if self.restarts is not None or said.restarts is not None:
+            self.restarts = max(known, now)
         if found.is_running:
             self.nodes, self.ran = said.nodes or self.nodes, time.time()
 

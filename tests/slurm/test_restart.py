@@ -97,7 +97,7 @@ def test_of_two_starts_between_two_looks_each_is_told_once(request_for, fake_slu
     with Display("synth", tmp_path / "terminal.log") as display:
         waiter = Waiter(attached, display, [])
 
-        def slurm_says(kind: Kind, word: str, restarts: int) -> None:
+        def slurm_says(kind: Kind, word: str, restarts: int | None) -> None:
             waiter._follow(State(kind, word, Said(word, nodes="mx0", restarts=restarts)))
             while waiter.news:
                 waiter._show()
@@ -106,15 +106,16 @@ def test_of_two_starts_between_two_looks_each_is_told_once(request_for, fake_slu
             Progress(attached.folder, 100, "steps", done=first + 1, first=first, started=start).write()
             waiter._show()
 
-        slurm_says(Kind.ACTIVE, "RUNNING", 0)
+        slurm_says(Kind.ACTIVE, "RUNNING", None)  # sacct, which does not count them
+        slurm_says(Kind.ACTIVE, "RUNNING", 5)
         goes_on(1, 0)
-        slurm_says(Kind.RETURNING, "REQUEUED", 0)
-        slurm_says(Kind.ACTIVE, "PENDING", 1)
+        slurm_says(Kind.RETURNING, "REQUEUED", 5)
+        slurm_says(Kind.ACTIVE, "PENDING", 6)
         goes_on(2, 10)
-        slurm_says(Kind.ACTIVE, "PENDING", 2)  # the start from 10 was over before Slurm was asked about it
-        slurm_says(Kind.ACTIVE, "RUNNING", 2)
+        slurm_says(Kind.ACTIVE, "PENDING", 7)  # the start from 10 was over before Slurm was asked about it
+        slurm_says(Kind.ACTIVE, "RUNNING", 7)
         goes_on(3, 20)
-        slurm_says(Kind.ACTIVE, "RUNNING", 2)
+        slurm_says(Kind.ACTIVE, "RUNNING", 7)
     said = (tmp_path / "terminal.log").read_text()
     assert said.count("starts it again") == 2
     assert re.findall("goes on from [0-9]+", said) == ["goes on from 10", "goes on from 20"]
