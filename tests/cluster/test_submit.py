@@ -246,6 +246,7 @@ def test_of_two_jobs_of_one_attempt_slurm_runs_one_at_a_time_after_a_requeue_too
     assert state(second) == "PENDING Dependency"
     cluster.run("scontrol", "requeue", first)
     cluster.wait(first, "PENDING")
+    time.sleep(1.1)  # slurmd refuses what was allocated in the second of the kill: "Job credential revoked", and FAILED
     cluster.run("scontrol", "update", f"jobid={first}", "starttime=now")
     cluster.wait(first, "RUNNING")
     assert state(second) == "PENDING Dependency"
