@@ -192,9 +192,10 @@ def check_folder(folder: Path) -> None:
     probe = folder / ".probe"
     try:
         make_folder(folder)
-        with commit(probe) as aside:
-            aside.write_bytes(os.urandom(4096))
-        probe.unlink()
+        with suppress(FileNotFoundError):  # another command tries it at the same moment, and has moved or removed it
+            with commit(probe) as aside:
+                aside.write_bytes(os.urandom(4096))
+            probe.unlink()
     except OSError as error:
         refused = "you may not write there" if isinstance(error, PermissionError) else error.strerror
         reason = REASONS.get(error.errno or 0, refused)

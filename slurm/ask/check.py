@@ -20,7 +20,7 @@ OPERATORS = re.compile(r"\*\d+|[&|,\[\]()!\"]")
 def check_slurm(slurm: SlurmConfig, stages: Sequence[str], run_folder: Path) -> list[str]:
     """What is worth knowing of the jobs of `stages`. Raises ValueError with a line for each thing that cannot be had.
 
-    A Slurm that does not answer within two seconds is no reason to refuse anything.
+    A Slurm that does not answer within ten seconds is no reason to refuse anything.
     """
     asked = [Asked.of(slurm, stage, run_folder) for stage in stages]
     facts = gather(accounts=any("account" in each.options for each in asked))

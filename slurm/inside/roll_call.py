@@ -11,6 +11,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,10 +65,23 @@ def open_roll(attempt: Path, place: Place) -> Path:
     mine = folder_of(attempt, place)
     mine.mkdir(parents=True, exist_ok=True)
     if place.rank == 0:
-        for other in mine.parent.iterdir():
+        for other in sorted(mine.parent.iterdir()):  # first what an earlier removal has left under a name of ours
             if other != mine:
-                shutil.rmtree(other, ignore_errors=True)
+                _remove(other)
     return mine
+
+
+def _remove(start: Path) -> None:
+    """Remove the folder of a start.
+
+    Renamed first, so that nobody can sign there any more: a file that is new while the folder is emptied would keep it,
+    and with it the ranks of that start.
+    """
+    gone = start
+    if not start.name.startswith("."):
+        with suppress(OSError):
+            gone = start.rename(start.with_name(f".{start.name}"))
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def sign(roll: Path, entry: Entry) -> None:

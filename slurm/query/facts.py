@@ -22,8 +22,8 @@ from slurm.query.answers import (
 )
 from slurm.query.queue import NoAnswer, ask
 
-SECONDS = 2.0
-"""For an answer; what does not come in this time is unknown."""
+SECONDS = 10.0
+"""For an answer; what does not come in this time, which a busy login node may need, is unknown."""
 
 
 @dataclass(frozen=True)

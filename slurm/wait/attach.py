@@ -16,7 +16,7 @@ from data.progress import read_progress
 from slurm.attempt import is_cancelled, log_of, mark_cancelled
 from slurm.claim import Attached
 from slurm.query.queue import NoAnswer
-from slurm.verdict import explain, read_verdict
+from slurm.verdict import Verdict, explain, read_verdict
 from slurm.wait import state
 from slurm.wait.background import in_background
 from slurm.wait.callers import callers_alive
@@ -85,7 +85,9 @@ class Waiter:
         self.offset: int | None = None if attached.how == "re-attached" else 0
         self.text = ""
         self.before = read_progress(self.attempt) if attached.how == "resumed" else None
-        """How far the last start was, until the next one goes on."""
+        """How far the last start was when last looked at, or the one before it until it goes on."""
+        self.verdict: Verdict | None = None
+        """What a rank of the last start has said, which the next one removes, perhaps before Slurm is asked again."""
         self.nodes = ""
         self.restarts: int | None = None
         self.ran = 0.0
@@ -156,12 +158,12 @@ class Waiter:
         known, now = self.restarts or 0, said.restarts or 0
         rose = self.restarts is not None and now > known
         if self.ran and (rose or found.kind is Kind.RETURNING):
-            nodes, ran, verdict = self.nodes, self.ran, read_verdict(self.attempt)
+            nodes, ran, verdict = self.nodes, self.ran, read_verdict(self.attempt) or self.verdict
             self.ran, known = 0.0, known + 1  # Slurm may count it a little later
+            self.verdict = None
             self.news.append(in_background(lambda: why_again(job_id, nodes, ran, verdict)))
             if verdict and verdict.why == "stopped":
                 self.news.append(in_background(lambda: made_room(job_id, nodes, ran, lambda: self.ran > 0)))
-            self.before = self.before or read_progress(self.attempt)
         if self.restarts is not None or said.restarts is not None:
             self.restarts = max(known, now)
         if found.is_running:
@@ -176,7 +178,10 @@ class Waiter:
         reading = read_progress(self.attempt)
         if self.before and reading and self.before["started"] != reading["started"]:
             self.display.say(went_on(self.before, reading))
-            self.before, self.ran = None, time.time()  # Slurm may not be asked again before it ends
+            self.ran, self.verdict = time.time(), None  # Slurm may not be asked again before it ends
+        elif self.ran:
+            self.verdict = read_verdict(self.attempt) or self.verdict
+        self.before = reading or self.before
         self.display.progress(reading)
         self._stream()
 

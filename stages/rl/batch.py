@@ -74,8 +74,8 @@ class Batches:
         self.patience = Patience(services.news, job)
         self.ids = parts.train["id"]
         self.collector = Collector(config, self.ids, folder, job, services)
-        self.refusals = 0
-        """Shares that were thrown away since the start."""
+        self.refused = set[int]()
+        """Positions whose groups were thrown away since the start, and so are played in it."""
         self.set_aside = parts.state.positions_set_aside
         """Positions that were set aside when the last batch was there."""
 
@@ -84,7 +84,7 @@ class Batches:
 
         Each share is judged before anything is rejected or learned from. One that does not pass in the first batch of a
         start is thrown away and played anew: an update that a kill has taken back may have made weights of that version
-        too, and a grader may have been mended. There is no more of it than the window lets in.
+        too, and a grader may have been mended. What was played anew in this start has to pass.
         """
         wanted, began, waited, refused = self.config.rl.prompts_per_step, time.monotonic(), 0.0, 0
         shares, comparisons, taken, kept = list[Share](), list[Comparison](), list[Ready](), list[int]()
@@ -98,7 +98,7 @@ class Batches:
             broken = broken_grader(share.mine, self.parts.step_files.terms)
             if broken or (compared and not compared.passes):
                 state, refused = self._thrown(state, share), refused + len(share.taken)
-                self._refuse(step, state.policy_version, broken, compared)
+                self._refuse(step, state.policy_version, broken, compared, {one.position for one in share.taken})
                 continue
             slots = range(len(taken), len(taken) + len(share.taken))
             kept += with_signal(self.algorithm, share.mine, self.config.rl.samples_per_prompt, slots)
@@ -138,10 +138,11 @@ class Batches:
     def _is_first(self, step: int) -> bool:
         return step == self.parts.first + 1
 
-    def _refuse(self, step: int, version: int, broken: str, compared: Comparison | None) -> None:
+    def _refuse(self, step: int, version: int, broken: str, compared: Comparison | None, positions: set[int]) -> None:
         """Say why a share was thrown away; an error where an earlier start cannot have left it."""
-        self.refusals += 1
-        if self.refusals > self.config.rl.asynchronous.max_staleness + 1 or not self._is_first(step):
+        played_anew = positions <= self.refused
+        self.refused |= positions
+        if played_anew or not self._is_first(step):
             if broken:
                 raise RuntimeError(f"step {step}: {broken}")
             assert compared

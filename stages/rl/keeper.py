@@ -43,7 +43,8 @@ class Keeper:
         """A checkpoint has this state, so nobody will ask for what is before its cursor. Returns at once."""
         self._committed, self._heard = state.cursor, None
         self._wake.set()
-        self._players = {p: player for p, player in list(self._players.items()) if p >= state.cursor}
+        for position in [position for position in list(self._players) if position < state.cursor]:
+            self._players.pop(position, None)  # in place: the thread that collects adds to it
 
     def settle(self, seconds: float = CALL_SECONDS) -> None:
         """Wait until the shard has heard of what was last told, or for `seconds`."""
@@ -60,7 +61,7 @@ class Keeper:
         self._thread.check()
         try:
             found = self._asker.ready(missing, enough, seconds)
-            self._players |= {one.position: (one.member, one.lease) for one in found}
+            self._players.update({one.position: (one.member, one.lease) for one in found})
             return found
         except FAILURES:
             self._wake.set()

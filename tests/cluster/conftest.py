@@ -100,7 +100,10 @@ class Cluster:
     def run(self, *command: str | Path, seconds: float = 60) -> str:
         """Standard output of a command, which has to succeed."""
         words = [str(part) for part in command]
-        done = subprocess.run(words, cwd=self.folder, capture_output=True, text=True, timeout=seconds)
+        for _ in range(3):  # this machine may stand still for longer than a client of Slurm waits here
+            done = subprocess.run(words, cwd=self.folder, capture_output=True, text=True, timeout=seconds)
+            if done.returncode == 0 or words[0] not in ("squeue", "sinfo", "sacct") or "timed out" not in done.stderr:
+                break
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout.strip()
 

@@ -4,6 +4,8 @@ import sys
 
 import pytest
 
+from tests.cluster.conftest import wait_for
+
 pytestmark = pytest.mark.cluster
 
 
@@ -15,7 +17,8 @@ def test_two_nodes_run_two_tasks_each_and_know_their_names(cluster):
 def test_accounting_keeps_how_a_job_ended(cluster):
     job = cluster.submit("exit 3")
     cluster.wait(job, "FAILED")
-    assert cluster.run("sacct", "-n", "-X", "-P", "-j", job, "-o", "State,ExitCode") == "FAILED|3:0"
+    kept = ("sacct", "-n", "-X", "-P", "-j", job, "-o", "State,ExitCode")
+    wait_for(lambda: cluster.run(*kept) == "FAILED|3:0", "the accounting has it")
 
 
 RANK = """

@@ -234,7 +234,7 @@ def test_without_slurmdbd_a_requeued_job_goes_on(training):
 
 def test_a_preempted_job_says_for_which_one(training):
     job = training.runs().job
-    urgent = in_urgent(training, 5)
+    urgent = in_urgent(training, 15)  # longer than between two looks at the queue
     training.starts_again("preemption, PreemptMode=REQUEUE", f"has made room for job {urgent} (partition urgent)")
     assert training.job == job
 
@@ -294,6 +294,7 @@ def test_a_rank_that_is_killed_ends_the_job_at_once_and_is_named(training):
     assert f"({node}, job" in line and "killed" in line
 
 
+@pytest.mark.timeout(450)
 def test_a_job_whose_time_is_up_goes_on_and_has_a_successor_when_it_could_not_commit(training, hook):
     training.runs("sft: {nodes: 2, minutes: 1}", "signal_seconds: 20", env=hook(DEAF))
     job = training.job
@@ -307,7 +308,7 @@ def test_a_job_whose_time_is_up_goes_on_and_has_a_successor_when_it_could_not_co
     assert training.reading()["first"] == int(committed[2])
 
     training.strikes()
-    training.sees("reached its time limit")
+    training.sees("reached its time limit", 150)  # Slurm looks at limits every 30 s
     before = training.before = training.reading()
     training.at = time.monotonic() - (time.time() - before["time"])
     training.starts_again("the time limit strikes (no signal, no budget)", "reached its time limit")
@@ -328,8 +329,8 @@ def test_where_preemption_suspends_a_job_it_goes_on(training):
     training.stop()
     with training.cluster.controller(*PARTITIONS):
         job = training.runs("sft: {nodes: 2, partition: suspending}").job
-        in_urgent(training, 5)
         training.strikes()
+        in_urgent(training, 5)
         training.sees(f"job {job} stands still: Slurm, or an administrator, has suspended it")
         training.before = training.reading()
         training.goes_on("preemption, PreemptMode=SUSPEND", "stands still")

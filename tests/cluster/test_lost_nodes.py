@@ -41,7 +41,7 @@ def test_a_crash_that_slurm_notices_after_the_job_has_failed_of_it(life, late):
     life.wait_for(lambda: list(attempt.glob("checkpoints/step-*")), "a committed step")
     node = life.cluster.job_nodes(first)[1]
     life.cluster.script("kill-node", node)
-    command.sees(f"job {first} lost a node, which failed or does not answer: {node} (down*)", 90)
+    command.sees(f"job {first} lost a node, which failed or does not answer: {node} (", 90)
     command.sees(" steps are done again")
     second = life.job("sft")
     assert second != first and node not in life.cluster.job_nodes(second)
@@ -77,7 +77,7 @@ def test_a_node_without_the_shared_file_system_is_named_and_avoided(life, withou
     life.settings(*TWO_NODES)
     without(node, life.folder if what == "run" else Path(sys.prefix))
     command = life.qianka("stage", "sft", "tiny.yaml")
-    assert command.ends(90) == 0, command.said()
+    assert command.ends(150) == 0, command.said()
     assert words in command.said()
     assert list(excluded(life.folder / "runs/tiny")) == [node]
     assert len(life.jobs("sft")) == 2
@@ -86,7 +86,7 @@ def test_a_node_without_the_shared_file_system_is_named_and_avoided(life, withou
 def test_a_line_of_the_setup_that_hangs_is_no_nodes_fault(life):
     life.settings("setup: [sleep 600]", "watch: {start_minutes: 0.1}")
     command = life.qianka("stage", "synth", "tiny.yaml")
-    assert command.ends(90) == 1
+    assert command.ends(150) == 1
     first, second = life.jobs("synth")
     silent = r"started no rank on mx\d within 0\.1 minutes \(slurm\.watch\.start_minutes\); does a line of slurm\.setup"
     assert re.search(rf"job {first} {silent} hang\?; and job {second} as well", command.said()), command.said()

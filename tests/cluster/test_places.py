@@ -99,6 +99,7 @@ def test_a_user_who_is_not_root(cluster, nobodys, tiny_config):
     done = subprocess.run(command, cwd=nobodys, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     job = read_record(nobodys / "runs/tiny/synth").job_id
+    cluster.wait(job, "COMPLETED")  # the stage is done as soon as its manifest is there
     queued = cluster.run("squeue", "-h", "--states=all", "-j", job, "-o", "%U|%T")  # sacct may know the user later
     assert queued == f"{NOBODY}|COMPLETED"
     assert {path.stat().st_uid for path in (nobodys / "runs").rglob("*")} == {NOBODY}

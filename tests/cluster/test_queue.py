@@ -98,6 +98,9 @@ def test_a_full_queue_is_waited_for(life, faults):
             faults.note("the queue is full (MaxSubmitJobs)", line, time.monotonic() - began)
             assert command.ends() == 0, command.said()
             assert life.jobs("synth") == [life.job("synth")]
+            # The accounting has its end, and lets the account go.
+            kept = ("sacct", "-n", "-X", "-P", "-j", life.job("synth"), "-o", "State")
+            life.wait_for(lambda: run(*kept) == "COMPLETED", "the accounting has the job's end")
     finally:
         run("sacctmgr", "-i", "delete", "user", "name=root", "account=crowd")
         run("sacctmgr", "-i", "delete", "account", "crowd")

@@ -18,6 +18,7 @@ from slurm.config import ResourcesConfig, SlurmConfig
 from slurm.exclusions import exclude
 from slurm.query.answers import read_words
 from slurm.query.queue import SubmitError
+from tests.cluster.conftest import wait_for
 from workflow.config import load
 from workflow.request import make_request
 
@@ -245,10 +246,9 @@ def test_of_two_jobs_of_one_attempt_slurm_runs_one_at_a_time_after_a_requeue_too
     second = submitted(setup=["sleep 60"])["id"]
     assert state(second) == "PENDING Dependency"
     cluster.run("scontrol", "requeue", first)
-    cluster.wait(first, "PENDING")
-    time.sleep(1.1)  # slurmd refuses what was allocated in the second of the kill: "Job credential revoked", and FAILED
-    cluster.run("scontrol", "update", f"jobid={first}", "starttime=now")
-    cluster.wait(first, "RUNNING")
+    starts = ("squeue", "-h", "-j", first, "-O", "State:|,RestartCnt:|")
+    # By itself, once its credential has expired: slurmd refuses what is started in the second of the kill.
+    wait_for(lambda: cluster.run(*starts).replace(" ", "").startswith("RUNNING|1"), "it runs again")
     assert state(second) == "PENDING Dependency"
     cluster.run("scontrol", "requeue", first)
     cluster.run("scancel", first)
@@ -310,10 +310,11 @@ def test_a_run_is_its_owners_alone_and_shows_no_secret(cluster, qianka, tiny, um
     run = folder / "runs" / "tiny"
     (log,) = run.glob("synth/*/log")
     assert [oct(stat.S_IMODE(path.stat().st_mode)) for path in (run, log)] == ["0o700", "0o700"]
-    text = [path for path in run.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
-    assert text == []
     (script,) = log.glob("*_submission.sh")
     job = script.name.split("_")[0]
+    cluster.wait(job, "COMPLETED")  # its last files are moved and removed
+    text = [path for path in run.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
+    assert text == []
     end = time.monotonic() + 60
     while "submitit" not in cluster.run("sacct", "-j", job, "--batch-script"):  # slurmdbd gets it a little later
         assert time.monotonic() < end, "the accounting keeps scripts and environments here"

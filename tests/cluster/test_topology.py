@@ -96,10 +96,10 @@ def test_where_features_say_the_supernode_a_job_waits_for_any_one_of_them(site, 
     assert options == ["--constraint=[sn0|sn1]"]
 
     blockers = [
-        cluster.submit(f"sleep {s}", f"--nodelist={node}", "--exclusive") for node, s in (("mx0", 60), ("mx2", 8))
+        cluster.submit(f"sleep {s}", f"--nodelist={node}", "--exclusive") for node, s in (("mx0", 240), ("mx2", 20))
     ]
     for blocker in blockers:
         cluster.wait(blocker, "RUNNING")
     job = cluster.submit("sleep 1", "--nodes=2", "--exclusive", *options)
-    cluster.wait(job, "COMPLETED", seconds=40)  # mx1 and mx3 were free all the time
+    cluster.wait(job, "COMPLETED", seconds=120)  # mx1 and mx3 were free all the time
     assert cluster.run("sacct", "-n", "-X", "-P", "-j", job, "-o", "NodeList") == "mx[2-3]"

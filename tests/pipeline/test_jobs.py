@@ -41,7 +41,7 @@ def test_a_job_is_joined_shown_and_cancelled_though_the_config_has_changed(waite
     before = time.monotonic()
     joined = start(folder, "attach")
     read_until(joined, "sft: re-attached")
-    assert time.monotonic() - before < 10, "2 s on a quiet machine"
+    assert time.monotonic() - before < 30, "2 s on a quiet machine; the stage takes a minute"
     shown = start(folder, "logs", "-f")
     read_until(shown, "on 1 rank(s)")
     assert "its ranks are 0 to 0" in qianka(folder, "logs", "--rank", "3").stdout

@@ -58,7 +58,7 @@ def begin(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
 
 
 def wait_until(process: subprocess.Popen[bytes], stage: Path, course: Course, moment: float) -> None:
-    """Sleep until the stage has come to `moment` (0 to 1) of its course, or the command has ended."""
+    """Sleep until the stage has come to `moment` (0 to 1) of its course, or is faster and has its manifest."""
 
     def see(name: str) -> None:
         while not list(stage.glob(f"*-*/{name}")) and process.poll() is None:
@@ -69,7 +69,9 @@ def wait_until(process: subprocess.Popen[bytes], stage: Path, course: Course, mo
         time.sleep(moment / START_SHARE * course.start_seconds)
     else:
         see("progress.json")
-        time.sleep((moment - START_SHARE) / (1 - START_SHARE) * course.work_seconds)
+        end = time.monotonic() + (moment - START_SHARE) / (1 - START_SHARE) * course.work_seconds
+        while time.monotonic() < end and not list(stage.glob("*-*/manifest.json")) and process.poll() is None:
+            time.sleep(0.002)
 
 
 def kill_everything(process: subprocess.Popen[bytes], mark: str) -> int:

@@ -39,12 +39,12 @@ def said(request_for, jobs, fake_slurm):
 
     def look(state: str, reason: str = "None", seconds: float = 0, **more: object) -> End | None:
         fake_slurm.save({**jobs()[0], "state": state, "reason": reason, **more})
-        end, until = None, time.monotonic() + seconds
-        while end is None:
-            end = judging.look(query(attached.folder.parent, attached.record))
-            if time.monotonic() >= until:
-                break
+        end = judging.look(query(attached.folder.parent, attached.record))
+        until, is_last = time.monotonic() + seconds, not seconds  # from here on, since a query may be slow
+        while end is None and not is_last:
             time.sleep(0.05)
+            is_last = time.monotonic() >= until
+            end = judging.look(query(attached.folder.parent, attached.record))
         return end
 
     look.lines, look.attached, look.judge = lines, attached, judging
@@ -273,17 +273,22 @@ PEER = "RuntimeError: [pair.cc:534] Connection closed by peer [10.0.0.3]:4711"
 def test_a_rank_that_lost_its_peer_waits_for_slurm_to_miss_the_node(said, monkeypatch, tmp_path, node):
     """srun ends the job long before a node that has crashed is down for Slurm."""
     monkeypatch.setattr(lost, "LOOK_SECONDS", 0.1)
-    monkeypatch.setattr(lost, "MARGIN_SECONDS", 0.1)
+    monkeypatch.setattr(lost, "MARGIN_SECONDS", 5.0)
     (tmp_path / "bin/scontrol").write_text("#!/bin/sh\necho 'SlurmdTimeout           = 1 sec'\n")
-    sinfo = tmp_path / "bin/sinfo"
-    sinfo.write_text("#!/bin/sh\necho 'mx1|alloc'\n")
-    sinfo.chmod(0o755)
+
+    def answer(line: str) -> None:
+        aside = tmp_path / "sinfo"  # a file that is being written cannot be run
+        aside.write_text(f"#!/bin/sh\necho '{line}'\n")
+        aside.chmod(0o755)
+        aside.replace(tmp_path / "bin/sinfo")
+
+    answer("mx1|alloc")
     sign(said.attached.folder, "mx0")
     write_verdict(said.attached.folder, "error", message=PEER)
     assert said("RUNNING", nodes="mx[0-1]") is None
     assert said("FAILED", "NonZeroExitCode", seconds=0.5, nodes="mx[0-1]") is None
-    sinfo.write_text(f"#!/bin/sh\necho '{node}'\n")
-    assert said("FAILED", "NonZeroExitCode", seconds=5, nodes="mx[0-1]") is End.AGAIN
+    answer(node)
+    assert said("FAILED", "NonZeroExitCode", seconds=60, nodes="mx[0-1]") is End.AGAIN
     assert not excluded(said.attached.folder.parents[1])
     if "down" in node:
         assert "job 1000 lost a node, which failed or does not answer: mx1 (down*)" in said.lines[1]

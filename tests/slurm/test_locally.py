@@ -117,7 +117,7 @@ def test_the_caller_of_an_orphan_is_missed_within_seconds(stage_command, stage_f
     command = stage_command(*LONG)
     running_attempt(stage_folder)
     caller.kill()  # and not reaped: a zombie is dead
-    command.communicate(timeout=10)
+    command.communicate(timeout=60)
     assert command.returncode == 75
     caller.wait()
     assert not (stage_folder / NAME).exists()

@@ -11,7 +11,7 @@ from data.progress import Progress
 from slurm.claim import submit_or_attach
 from slurm.config import SlurmConfig
 from slurm.query.queue import Said
-from slurm.verdict import Verdict
+from slurm.verdict import Verdict, clear_verdict, write_verdict
 from slurm.wait import restart
 from slurm.wait.attach import Waiter
 from slurm.wait.display import Display
@@ -119,3 +119,30 @@ def test_of_two_starts_between_two_looks_each_is_told_once(request_for, fake_slu
     said = (tmp_path / "terminal.log").read_text()
     assert said.count("starts it again") == 2
     assert re.findall("goes on from [0-9]+", said) == ["goes on from 10", "goes on from 20"]
+
+
+def test_what_a_start_said_and_how_far_it_was_is_told_though_the_next_one_began_before_slurm_was_asked_again(
+    request_for, fake_slurm, knob, monkeypatch, tmp_path
+):
+    knob("held")
+    attached = submit_or_attach(request_for(slurm=SlurmConfig(executor="slurm")))
+    (tmp_path / "sinfo").write_text("#!/bin/sh\necho 'mx0|idle'\n")
+    (tmp_path / "sinfo").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(restart, "TRY_SECONDS", 0.01)
+    monkeypatch.setattr(restart, "ROOM_TRIES", 0)
+    with Display("synth", tmp_path / "terminal.log") as display:
+        waiter = Waiter(attached, display, [])
+        waiter._follow(State(Kind.ACTIVE, "RUNNING", Said("RUNNING", nodes="mx0", restarts=0)))
+        Progress(attached.folder, 100, "steps", done=57, first=0, started=1).write()
+        waiter._show()
+        write_verdict(attached.folder, STOPPED)
+        waiter._show()
+        clear_verdict(attached.folder, 0)
+        Progress(attached.folder, 100, "steps", done=51, first=50, started=2).write()
+        waiter._follow(State(Kind.ACTIVE, "RUNNING", Said("RUNNING", nodes="mx0", restarts=1)))
+        while waiter.news:
+            waiter._show()
+    said = (tmp_path / "terminal.log").read_text()
+    assert "was requeued, and committed first (step 9)" in said
+    assert "goes on from 50 of 100 steps; 7 steps are done again" in said

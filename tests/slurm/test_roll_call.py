@@ -1,13 +1,27 @@
 """Who is there, who is missing, and for whom the others wait."""
 
+import contextlib
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm.inside.place import Place
-from slurm.inside.roll_call import Entry, has_begun, last_begun, missing, nodes_begun, open_roll, read_roll, sign, stuck
+from slurm.inside.roll_call import (
+    Entry,
+    has_begun,
+    last_begun,
+    missing,
+    nodes_begun,
+    open_roll,
+    ranks_in,
+    read_roll,
+    sign,
+    stuck,
+)
 
 PLACE = Place("slurm", 0, 8, 0, "mx0", "42", 0, "slurm-42-0-0", None, {"mx0": 4, "mx1": 4})
 
@@ -33,12 +47,37 @@ def test_all_that_have_signed_are_read_and_a_later_start_sweeps_an_earlier_one(t
         sign(roll, entry(3))
 
 
+def test_ranks_of_an_earlier_start_that_sign_while_it_is_swept_end(tmp_path):
+    def end(roll, rank):
+        latest = time.monotonic() + 20
+        with contextlib.suppress(FileNotFoundError):
+            while time.monotonic() < latest:
+                sign(roll, entry(rank))
+            return False
+        return True
+
+    later = replace(PLACE, start="slurm-42-0-1")
+    for attempt in (tmp_path / str(number) for number in range(50)):
+        roll = open_roll(attempt, PLACE)
+        left = roll.with_name(f".{roll.name}")  # by a rank 0 that was killed while it swept
+        left.mkdir()
+        (left / "0.json").touch()
+        with ThreadPoolExecutor(4) as pool:
+            ranks = [pool.submit(end, roll, rank) for rank in range(4)]
+            while len(ranks_in(roll)) < 4:
+                time.sleep(0.001)
+            open_roll(attempt, later)
+        assert all(rank.result() for rank in ranks)
+        assert [path.name for path in roll.parent.iterdir() if path != left] == [later.start]
+
+
 def test_half_a_file_is_not_an_answer(tmp_path):
     roll = open_roll(tmp_path, PLACE)
     (roll / "0.json").write_text(entry(0).model_dump_json()[:20])
     assert read_roll(roll) == {}
 
 
+@settings(deadline=None)  # the machine may pause
 @given(st.permutations(range(8)), st.sets(st.integers(0, 7)))
 def test_missing_nodes_are_those_with_too_few_ranks_however_ranks_were_dealt(order, absent):
     nodes = {rank: f"mx{index // 4}" for index, rank in enumerate(order)}
@@ -54,6 +93,7 @@ def test_what_is_missing_is_said_in_words():
     assert "and 12 more" in str(missing(replace(PLACE, world_size=20), {}))
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(-1e6, 1e6), min_size=3, max_size=3))
 def test_the_others_wait_for_one_that_is_silent_and_else_for_the_one_whose_last_event_is_oldest(clocks):
     """However wrong the clocks of the nodes are."""

@@ -37,7 +37,7 @@ def test_the_light_commands_import_nothing_heavy_and_answer_at_once(here, comman
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True)
     heavy, seconds = re.search(r"heavy (\[.*\]) ([\d.]+)", done.stdout).groups()
     assert heavy == "[]", done.stdout + done.stderr
-    assert float(seconds) < 0.6
+    assert float(seconds) < 2, "0.3 s on a quiet machine"
 
 
 def test_the_plan_names_reasons_and_draws_the_algorithm(qianka, config, finish):

@@ -310,7 +310,7 @@ def test_a_stream_of_which_nothing_more_comes_ends_with_its_deadline_and_half_of
 ) -> None:
     client = server.endpoint.connect()
     descriptor = flight.FlightDescriptor.for_command(b'{"n": 1}')
-    writer, reader = client.do_put(descriptor, COLUMNS, server.endpoint.within(1.0))
+    writer, reader = client.do_put(descriptor, COLUMNS, server.endpoint.within(5.0))
     writer.write_batch(rows(3))
     began = time.monotonic()
     with pytest.raises((flight.FlightTimedOutError, flight.FlightCancelledError)):

@@ -174,7 +174,7 @@ def test_a_caller_that_has_gone_before_the_answer_to_its_stream_is_no_failure_of
     server = Slow()
     batch = pa.record_batch({"a": [1]})
     with pytest.raises(Unreachable):
-        Caller(server.endpoint).put(Number(n=0), batch.schema, lambda: [batch], Number, seconds=0.5)
+        Caller(server.endpoint).put(Number(n=0), batch.schema, lambda: [batch], Number, seconds=3.0)
     server.answers.set()
     assert server.ended.wait(30.0)
     assert "Traceback" not in capfd.readouterr().err

@@ -39,7 +39,7 @@ def test_a_tool_that_hangs_is_a_finding_and_is_asked_once(tool, tmp_path, monkey
     monkeypatch.setattr(command, "SECONDS", 0.5)
     before = time.monotonic()
     node = read.read_metax(path)
-    assert time.monotonic() - before < 5
+    assert time.monotonic() - before < 30
     assert node.trouble[0].startswith("`mx-smi` gave no answer in 0.5 s and was ended")
     assert node.trouble[1:] == ("mx-smi shows no card",)
     assert len((tmp_path / "mx-smi.log").read_text().splitlines()) == 1
@@ -48,11 +48,13 @@ def test_a_tool_that_hangs_is_a_finding_and_is_asked_once(tool, tmp_path, monkey
 
 
 def test_a_tool_whose_child_holds_on_to_the_output_keeps_nobody_waiting(tool, monkeypatch):
-    path = tool("mx-smi", shell="setsid sleep 6.5 & exit 0")
+    path = tool("mx-smi", shell="setsid sleep 61.5 & exit 0")
     monkeypatch.setattr(command, "SECONDS", 0.5)
     before = time.monotonic()
     assert ask(path, "-L").hung
-    assert time.monotonic() - before < 4
+    assert time.monotonic() - before < 30
+    for left in [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "61.5"]]:
+        left.kill()
 
 
 def test_a_tool_that_fails_is_a_finding(tool):

@@ -28,7 +28,7 @@ def test_a_check_that_hangs_is_bad_and_leaves_no_process():
 
     (finding,) = within(0.5, "a check", "mx0", hang, "a way out")
     assert finding == Finding("a check", "mx0", "bad", "no answer within 0.5 s", "a way out")
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 30
     children = psutil.Process().children(recursive=True)
     assert [child for child in children if child.pid not in before and child.status() != "zombie"] == []
 

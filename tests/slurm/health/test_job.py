@@ -60,14 +60,15 @@ def test_a_node_that_writes_by_path_leaves_nothing(folder):
     assert (list(folder.parent.iterdir()), said) == ([], [])
 
 
-def test_a_node_whose_file_system_still_knows_the_folder_leaves_nothing_once_it_has_ended(folder, handle):
+def test_a_node_whose_file_system_still_knows_the_folder_leaves_nothing_once_it_has_ended(folder, handle, monkeypatch):
     """As on NFS, where another node's handle of a renamed folder stays good for a while."""
+    monkeypatch.setattr("slurm.health.job.END_SECONDS", 60.0)
     said: list[str] = []
     began = time.monotonic()
     with written(handle, seconds=1):
         remove(folder, said.append)
     assert (list(folder.parent.iterdir()), said) == ([], [])
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
 
 
 def test_a_folder_that_cannot_be_removed_is_named(folder, handle, monkeypatch):
@@ -82,7 +83,8 @@ def test_a_folder_that_cannot_be_removed_is_named(folder, handle, monkeypatch):
 def test_the_steps_of_a_frozen_node_are_not_waited_for(monkeypatch):
     monkeypatch.setattr("slurm.health.job.END_SECONDS", 0.5)
     steps = {node: subprocess.Popen(["sleep", seconds]) for node, seconds in (("n0", "60"), ("n1", "0.1"))}
+    os.waitid(os.P_PID, steps["n1"].pid, os.WEXITED | os.WNOWAIT)  # it has ended, which nobody has asked for yet
     began = time.monotonic()
     end(steps)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     assert steps["n0"].returncode == -9 and steps["n1"].returncode == 0

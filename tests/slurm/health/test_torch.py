@@ -44,28 +44,30 @@ def test_a_stream_that_hangs_is_told_apart_from_a_product_that_works(stand_in):
     stand_in(f"{DEVICE}; {MATMUL}; exec sleep 60")
     begin = time.monotonic()
     found = {finding.check: finding for finding in check_card("mx0", 3, seconds=1)}
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 30
     assert verdicts(found.values()) == {"torch": "ok", "matmul": "ok", "stream": "bad"}
     assert found["stream"].measured == "card 3, MetaX C550: no answer within 1 s"
 
 
 def test_a_slow_import_tells_nothing_of_the_card(stand_in, monkeypatch):
-    monkeypatch.setattr(module, "START_SECONDS", 3.0)
+    monkeypatch.setattr(module, "START_SECONDS", 60.0)
     stand_in(f"sleep 2; {DEVICE}; {MATMUL}; {STREAM}")
     assert set(verdicts(check_card("mx0", 3, seconds=1)).values()) == {"ok"}
+    monkeypatch.setattr(module, "START_SECONDS", 1.0)
     stand_in("exec sleep 60")
     (finding,) = check_card("mx0", 3, seconds=1)
-    assert (finding.verdict, finding.measured) == ("unknown", "torch is not imported after 3 s")
+    assert (finding.verdict, finding.measured) == ("unknown", "torch is not imported after 1 s")
+    monkeypatch.setattr(module, "START_SECONDS", 60.0)
     stand_in(f"{STARTED}; exec sleep 60")
     (finding,) = check_card("mx0", 3, seconds=1)
     assert (finding.verdict, finding.measured) == ("bad", "no answer within 1 s")
 
 
 def test_all_cards_are_tried_at_once(stand_in):
-    stand_in(f"{DEVICE}; sleep 1; {MATMUL}; {STREAM}")
+    stand_in(f"{DEVICE}; sleep 5; {MATMUL}; {STREAM}")
     begin = time.monotonic()
     found = check_compute("mx0", 8)
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 30  # one after the other would take 40
     assert [finding.verdict for finding in found] == ["ok"] * 24
     assert {finding.measured.partition(",")[0] for finding in found if finding.check == "stream"} == {
         f"card {card}" for card in range(8)

@@ -126,7 +126,7 @@ def test_told_to_go_an_actor_hands_all_back_and_is_gone_within_seconds(world: An
         began = time.monotonic()
         going.send_signal(signal.SIGTERM)
         assert going.wait(LIMIT) == 0
-        assert time.monotonic() - began < 6
+        assert time.monotonic() - began < 20  # 4.5 s by its own limits; its lease would last 30 s
         os.kill(all_of_them[0].pid, signal.SIGCONT)
         wait_for(lambda: table(folder).gone)
         (gone,) = table(folder).gone

@@ -17,7 +17,7 @@ from stages.rl.messages import Join, Lease
 @pytest.fixture
 def learner(tmp_path: Path) -> Iterator[EmulatedLearner]:
     """A window of 4 groups."""
-    running = EmulatedLearner(tmp_path, shards=1, window=4, lease_seconds=2.0)
+    running = EmulatedLearner(tmp_path, shards=1, window=4, lease_seconds=6.0)
     yield running
     running.close()
 
@@ -45,7 +45,9 @@ def test_others_play_what_a_member_holds_whose_loop_stands_still_and_the_table_s
     said = "its loop has stood still"
     _until(lambda: _take(two, others) == 4)
     assert {lease.position for lease in others} == {lease.position for lease in theirs}
-    (gone,) = json.loads(next(tmp_path.rglob("actors.json")).read_text())["gone"]
+    table = next(tmp_path.rglob("actors.json"))
+    _until(lambda: json.loads(table.read_text())["gone"])
+    (gone,) = json.loads(table.read_text())["gone"]
     assert gone["name"] == "a" and gone["trouble"] == said and gone["why"].startswith("silent")
     said = ""  # it turns again
     _until(lambda: one.lost() == {lease.id for lease in theirs})

@@ -115,7 +115,7 @@ def slow(tmp_path: Path) -> Iterator[tuple[Slow, ShardClient]]:
     journal = Slow(tmp_path, 0, 1, "later", {"terms": "a,b"})
     server = ShardServer("127.0.0.1", Shelf(2**30), journal, 2, lambda: True, tls=False)
     server.endpoint.announce(tmp_path / "shard-0000.json")
-    yield journal, ShardClient(tmp_path / "shard-0000.json", 1.0)
+    yield journal, ShardClient(tmp_path / "shard-0000.json", 5.0)
     journal.read_all.set()
     server.shutdown()
 

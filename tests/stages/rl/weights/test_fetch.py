@@ -1,7 +1,9 @@
 """From a learner's ranks into an engine that generates."""
 
 import copy
+import os
 import random
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -171,6 +173,7 @@ def test_when_a_relay_dies_its_member_goes_on_elsewhere_from_the_piece_where_it_
     until(lambda: traffic(relay.caller).refused > 1)
     arriving = weights._arriving
     until(lambda: arriving._have == 6)
+    os.kill(relay.process.pid, signal.SIGSTOP)  # it is not to fetch what is whole again
     file.write_bytes(whole)
     root.process.kill()
     relay.process.kill()

@@ -223,15 +223,15 @@ def test_readers_whose_nodes_vanish_keep_neither_a_thread_nor_a_version_beyond_t
     fetched(root, one)
     tasks = Path(f"/proc/{root.process.pid}/task")
     before = len(list(tasks.iterdir()))
-    program = MEMBER.replace("0, put)", "0, put, seconds=2.0)")
+    program = MEMBER.replace("0, put)", "0, put, seconds=10.0)")
     command = [sys.executable, "-c", program, str(root.announced), one.digest]
     members = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(3)]
     try:
         for member in members:
             assert member.stdout and member.stdout.readline() == b"0\n"
             member.send_signal(signal.SIGSTOP)  # it neither reads nor hangs up: so a node that has vanished looks
-        until(lambda: not is_read(tmp_path / "published" / one.digest), 20)
-        until(lambda: len(list(tasks.iterdir())) <= before + 2, 20)
+        until(lambda: not is_read(tmp_path / "published" / one.digest), 60)
+        until(lambda: len(list(tasks.iterdir())) <= before + 2, 60)
     finally:
         for member in members:
             member.kill()
