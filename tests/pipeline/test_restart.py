@@ -66,12 +66,13 @@ def wait_until(process: subprocess.Popen[bytes], stage: Path, course: Course, mo
 
     see("attempt.json")
     if moment < START_SHARE:
-        time.sleep(moment / START_SHARE * course.start_seconds)
+        seconds = moment / START_SHARE * course.start_seconds
     else:
         see("progress.json")
-        end = time.monotonic() + (moment - START_SHARE) / (1 - START_SHARE) * course.work_seconds
-        while time.monotonic() < end and not list(stage.glob("*-*/manifest.json")) and process.poll() is None:
-            time.sleep(0.002)
+        seconds = (moment - START_SHARE) / (1 - START_SHARE) * course.work_seconds
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and not list(stage.glob("*-*/manifest.json")) and process.poll() is None:
+        time.sleep(0.002)
 
 
 def kill_everything(process: subprocess.Popen[bytes], mark: str) -> int:

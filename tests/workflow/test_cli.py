@@ -150,7 +150,7 @@ def test_publishing_what_never_finished_is_refused(qianka, config):
 
 @pytest.mark.slow
 def test_ctrl_c_of_the_whole_pipeline_ends_its_job(here, config):
-    config.write_text(config.read_text() + "synth: {num_tasks: 20000, block_tasks: 200, workers: 1}\n")
+    config.write_text(config.read_text() + "synth: {num_tasks: 200000, block_tasks: 200, workers: 1}\n")
     command = [sys.executable, "-P", "-m", "workflow.cli", "run", "mine.yaml", "--cores", "1"]
     with (here / "out").open("w") as out:
         run = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)

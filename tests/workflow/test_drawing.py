@@ -115,7 +115,7 @@ def test_the_command_needs_no_run_and_is_quick(mine: Path) -> None:
     began = time.process_time()
     done = CliRunner().invoke(app, ["plan", "--algorithm", "mine.yaml"])
     assert done.exit_code == 0 and "─ centred ─" in done.output
-    assert time.process_time() - began < 1
+    assert time.process_time() - began < 5, "a fraction of a second on a quiet machine"
     assert not (mine / "runs").exists()
 
 

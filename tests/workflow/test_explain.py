@@ -140,7 +140,7 @@ def test_what_cannot_be_placed_is_an_error_that_says_why(tmp_path, arguments, me
 def test_1024_cards_are_explained_at_once(tmp_path):
     began = time.monotonic()
     explain(tmp_path, EXAMPLE, "--cards", "1024")
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
 
 
 def test_the_drawing_in_the_documents_is_what_the_command_prints(tmp_path):

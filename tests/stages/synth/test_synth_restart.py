@@ -101,7 +101,9 @@ def test_killed_at_any_moment_and_started_again_it_writes_the_same_bytes(
     assert not (folder / "blocks").exists() and not list(folder.rglob("*.writing"))
 
 
-def test_a_signal_to_the_whole_job_stops_it_between_two_blocks(pair, synth, shards, attempt, start):
+def test_a_signal_to_the_whole_job_stops_it_between_two_blocks(config, synth, shards, attempt, start):
+    many = {"num_tasks": 20_000, "block_tasks": 125, "shard_rows": 2000}
+    pair = config(**many, workers=2), config(**many, workers=1)
     folder = attempt("synth", pair[0].model_dump(mode="json"))
     process = start(folder)
     wait_for(lambda: len(list(folder.glob("blocks/*.parquet"))) >= 2)

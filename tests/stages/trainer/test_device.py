@@ -81,7 +81,7 @@ def test_the_announcement_of_an_earlier_start_misleads_no_one(ranks: Any, tmp_pa
 
 
 def test_ranks_that_do_not_come_are_named(tmp_path: Path) -> None:
-    job = Job(world_size=4, rendezvous=tmp_path / "rendezvous", start_seconds=0.2, node="localhost")
+    job = Job(world_size=4, rendezvous=tmp_path / "rendezvous", start_seconds=3, node="localhost")
     with pytest.raises(TimeoutError, match=r"ranks \[1, 2, 3\] have not reached rank 0"), distributed(job):
         pass
 
