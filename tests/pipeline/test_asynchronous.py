@@ -106,7 +106,7 @@ def test_a_run_with_local_actors_shows_them_leaves_none_and_each_of_its_batches_
     assert "actors: 2 and an evaluator, processes of this machine" in done.stdout
 
     shown = qianka(run.folder, "status")
-    told = re.findall("ended with the run|: the run is done|: told to stop", shown.stdout)  # who is noted last is chance
+    told = re.findall("ended with the run|: the run is done|: told to stop", shown.stdout)
     assert shown.returncode == 0 and len(told) == 3, shown.stdout
     run.until(lambda: not run.processes())
 
