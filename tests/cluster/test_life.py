@@ -114,11 +114,14 @@ def test_attach_cancel_and_logs(life, qianka):
     assert "did you mean tiny?" in wrong.stdout
     assert "did you mean sft?" in qianka(folder, "logs", "tiny", "stf").stdout
 
+    before = time.monotonic()
     attached = life.qianka("attach")
     attached.sees(f"sft: re-attached: {life.record('sft').attempt}, Slurm job {job}")
+    took = time.monotonic() - before
     following = life.qianka("logs", "-f")
     following.sees(f"sft: {life.record('sft').attempt} on 1 rank(s), job {job}")
     assert following.tell(signal.SIGINT) != 0
+    assert took < 30, "it is 2 s on a quiet machine"
 
     cancelled = life.qianka("cancel")
     assert cancelled.ends() == 0, cancelled.said()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from data.progress import Progress
-from slurm.claim import submit_or_attach
+from slurm.claim import Attached, submit_or_attach
 from slurm.config import SlurmConfig
 from slurm.query.queue import Said
 from slurm.verdict import Verdict, clear_verdict, write_verdict
@@ -87,13 +87,18 @@ def test_what_a_restart_has_cost():
     assert "; 0 blocks are done again" in went_on(before, {**now, "unit": "blocks"})
 
 
-def test_of_two_starts_between_two_looks_each_is_told_once(request_for, fake_slurm, knob, monkeypatch, tmp_path):
+@pytest.fixture
+def attached(request_for, fake_slurm, knob, monkeypatch, tmp_path) -> Attached:
+    """To a job on a cluster whose nodes are all there."""
     knob("held")
-    attached = submit_or_attach(request_for(slurm=SlurmConfig(executor="slurm")))
     (tmp_path / "sinfo").write_text("#!/bin/sh\necho 'mx0|idle'\n")
     (tmp_path / "sinfo").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(restart, "TRY_SECONDS", 0.01)
+    return submit_or_attach(request_for(slurm=SlurmConfig(executor="slurm")))
+
+
+def test_of_two_starts_between_two_looks_each_is_told_once(attached, tmp_path):
     with Display("synth", tmp_path / "terminal.log") as display:
         waiter = Waiter(attached, display, [])
 
@@ -122,14 +127,8 @@ def test_of_two_starts_between_two_looks_each_is_told_once(request_for, fake_slu
 
 
 def test_what_a_start_said_and_how_far_it_was_is_told_though_the_next_one_began_before_slurm_was_asked_again(
-    request_for, fake_slurm, knob, monkeypatch, tmp_path
+    attached, monkeypatch, tmp_path
 ):
-    knob("held")
-    attached = submit_or_attach(request_for(slurm=SlurmConfig(executor="slurm")))
-    (tmp_path / "sinfo").write_text("#!/bin/sh\necho 'mx0|idle'\n")
-    (tmp_path / "sinfo").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(restart, "TRY_SECONDS", 0.01)
     monkeypatch.setattr(restart, "ROOM_TRIES", 0)
     with Display("synth", tmp_path / "terminal.log") as display:
         waiter = Waiter(attached, display, [])

@@ -281,6 +281,7 @@ def test_groups_of_several_threads_go_together_and_a_wrong_one_harms_no_other(sh
         puts.pop(5).result()
     assert {put.result() for put in puts} <= {"kept", "duplicate"}
     assert [group.position for group in shard.ready()] == [position for position in range(16) if position != 5]
+    assert len(shards.segments()) <= 15
 
 
 def train(shard: ShardClient, positions: range, committed: int) -> None:
